@@ -1,0 +1,1 @@
+//! The product: one library and one binary.

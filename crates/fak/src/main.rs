@@ -1,0 +1,3 @@
+//! Parse, build, run, exit code.
+
+fn main() {}

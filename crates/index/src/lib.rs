@@ -1,0 +1,1 @@
+//! Which worker holds which prefix blocks. Exact: no block is ever skipped.

@@ -1,0 +1,1 @@
+//! A simulated vLLM that behaves as the real one was observed to.

@@ -1,0 +1,3 @@
+//! `cargo xtask ci` is the whole gate.
+
+fn main() {}
