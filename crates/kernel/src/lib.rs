@@ -8,6 +8,8 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod gate;
+pub mod rank;
 pub mod vocab;
 
 pub use vocab::{Action, Belief, Disposition, Evidence, Phase, Tier, TierSet};

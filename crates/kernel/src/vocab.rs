@@ -28,11 +28,14 @@ macro_rules! vocabulary {
             }
         }
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { f.write_str(self.as_str()) }
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.write_str(self.as_str())
+            }
         }
     };
 }
+pub(crate) use vocabulary;
 
 vocabulary! {
     /// What happened to KV: the verdict of a witness row, per tier, and of a NIXL lease.

@@ -1,0 +1,181 @@
+//! The fence: the point in a rank's stream before which no batch may warm a tier that an action demoted.
+//!
+//! Where is that point? Not at a sequence number: vLLM hands batches to a publisher thread that numbers them later, so one
+//! made before the action can be numbered after its answer. Nor at a clear event: an earlier one, somebody else's, may still be
+//! in flight. But the engine's scheduler and its publisher are queues, so order is kept (vLLM 0.32.0,
+//! `distributed/kv_events.py` and `v1/core/sched/scheduler.py`, read), and two things show that all older batches are out:
+//!
+//! - *Two replays in a row, both asked after the outcome, end at the same batch.* The publisher answers one replay between two
+//!   looks at its queue; nothing was published between the answers, so that look found the queue empty. Every batch after
+//!   that end was made after the outcome. Needs a quiet moment, which an engine that was just put to sleep offers.
+//! - *A marker came back*: the store of a request that fak itself sent after the outcome. Every batch after it is later.
+//!   Needs a serving engine, and no replay socket.
+//!
+//! Invariant: a tier that an intent closed stays closed until one of the two was seen after that action's outcome. What the
+//! engine stores between the outcome and that moment stays cold, so admission should open after [`Rank::is_settled`].
+
+use alloc::vec::Vec;
+
+use super::{ClearRule, Effect, Head, Note, Rank, belief_after};
+use crate::vocab::{Belief, Disposition, PerTier, TierSet};
+
+/// Replays that one search for a quiet moment may take before a marker is asked for.
+const ROUNDS_MAX: u8 = 4;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Fence {
+    stage: Stage,
+    /// Tiers that no batch may warm.
+    closed: TierSet,
+    /// The fence opened by replay; the first batch after it still drains what was pending in the engine.
+    drains_next: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Open,
+    /// Between an intent and its outcome.
+    Acting,
+    /// The outcome is known; what was in flight is draining.
+    Settling(Settling),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Settling {
+    /// Where the last replay ended: `Some(None)` if it held no batch.
+    ended: Option<Option<u64>>,
+    rounds: u8,
+    marker: Option<u64>,
+}
+
+impl Fence {
+    pub(super) fn is_open(&self) -> bool {
+        self.stage == Stage::Open
+    }
+
+    pub(super) fn is_settling(&self) -> bool {
+        matches!(self.stage, Stage::Settling(_))
+    }
+
+    /// Tiers that the next batch may not warm.
+    pub(super) fn closed(&self) -> TierSet {
+        self.closed
+    }
+
+    /// Whether the end of a barrier replay now running can open the fence.
+    pub(super) fn decides_at_end(&self) -> bool {
+        matches!(self.stage, Stage::Settling(Settling { ended: Some(_), .. }))
+    }
+
+    /// Another life answers from here on: what was seen of the old one proves nothing.
+    pub(super) fn restart(&mut self) {
+        match &mut self.stage {
+            Stage::Open => *self = Self::default(),
+            Stage::Acting => {}
+            Stage::Settling(settling) => *settling = Settling::default(),
+        }
+    }
+
+    fn open(&mut self, still_closed: TierSet) {
+        self.stage = Stage::Open;
+        self.drains_next = true;
+        self.closed = still_closed;
+    }
+}
+
+impl Rank {
+    pub(super) fn intent(&mut self, tiers: TierSet, out: &mut Vec<Effect>) {
+        if tiers.is_empty() {
+            return;
+        }
+        self.fence.stage = Stage::Acting;
+        self.fence.closed = self.fence.closed.with(tiers);
+        self.fence.drains_next = false;
+        self.demote(tiers, Belief::Unknown, out);
+    }
+
+    pub(super) fn outcome(
+        &mut self,
+        kv: PerTier<Disposition>,
+        clear: Option<ClearRule>,
+        out: &mut Vec<Effect>,
+    ) {
+        for to in [Belief::Gone, Belief::Unknown] {
+            let fate = |t: &_| belief_after(kv.get(*t)) == Some(to);
+            let tiers: TierSet = TierSet::ALL.iter().filter(fate).collect();
+            // What the intent demoted is unknown already; what is proven gone is said to be.
+            let known = if to == Belief::Unknown { self.fence.closed } else { TierSet::NONE };
+            self.demote(tiers.without(known), to, out);
+        }
+        self.owed.extend(clear);
+        self.fence.closed = self.fence.closed.with(kv.demoted());
+        if self.fence.closed.is_empty() {
+            self.fence.stage = Stage::Open;
+            return;
+        }
+        self.fence.drains_next = false;
+        self.fence.stage = Stage::Settling(Settling::default());
+        if self.connected && self.session.is_none() {
+            self.seek_barrier(out);
+        }
+    }
+
+    /// Looks for a quiet moment of the publisher; where there is none to be had, asks for a marker.
+    pub(super) fn seek_barrier(&mut self, out: &mut Vec<Effect>) {
+        let Stage::Settling(settling) = &mut self.fence.stage else { return };
+        if self.config.replay && !self.replay_given_up && settling.rounds < ROUNDS_MAX {
+            self.ask_replay(0, out);
+            return;
+        }
+        settling.rounds = 0;
+        let id = *settling.marker.get_or_insert_with(|| {
+            self.next_id += 1;
+            self.next_id
+        });
+        out.push(Effect::Mark { id });
+    }
+
+    /// A barrier replay ended at `last`.
+    pub(super) fn barrier_ended(&mut self, last: Option<u64>, out: &mut Vec<Effect>) {
+        let Stage::Settling(settling) = &mut self.fence.stage else { return };
+        if settling.ended == Some(last) {
+            // What is pending inside the engine comes with the next batch, the connector's events after the gpu's: those
+            // may be of blocks that the action took.
+            let connector = self.fence.closed.without(TierSet::GPU);
+            self.fence.open(connector);
+            out.push(Effect::Note(Note::Settled));
+        } else {
+            settling.ended = Some(last);
+            settling.rounds += 1;
+        }
+    }
+
+    /// A barrier replay failed: no quiet moment was seen.
+    pub(super) fn barrier_failed(&mut self, out: &mut Vec<Effect>) {
+        if let Stage::Settling(settling) = &mut self.fence.stage {
+            settling.rounds = ROUNDS_MAX;
+            self.seek_barrier(out);
+        }
+    }
+
+    /// A batch was taken: it may be the marker's, or the one that drains the engine.
+    pub(super) fn fence_passed_batch(&mut self, head: Head, out: &mut Vec<Effect>) {
+        let marked = match self.fence.stage {
+            Stage::Settling(settling) => {
+                settling.marker.is_some() && settling.marker == head.marker
+            }
+            Stage::Open | Stage::Acting => false,
+        };
+        if marked {
+            self.fence.open(TierSet::NONE);
+            out.push(Effect::Note(Note::Settled));
+        }
+        if marked || self.fence.drains_next {
+            self.fence.drains_next = false;
+            self.fence.closed = TierSet::NONE;
+            // A clear of fak's own action was in the stream before this point, or it never comes.
+            self.owed.clear();
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Replays: what they prove, what they bring, and when to give up on them.
+//!
+//! Traps of the real thing (vLLM 0.32.0, observed): asked below its buffer it silently begins later; asked beyond its end it
+//! answers the end marker alone, which is also what a restarted engine answers; a slow reader gets holes.
+//! Invariant: a replay counts only if it is contiguous and closed by its end marker.
+
+use alloc::vec::Vec;
+use core::mem;
+
+use super::{Cursor, Effect, Head, Note, Rank};
+use crate::vocab::{Belief, TierSet};
+
+/// One replay in progress.
+#[derive(Clone, Debug)]
+pub(super) struct Session {
+    id: u64,
+    attempt: u8,
+    /// Asked while the fence was settling: its end counts for the barrier.
+    barrier: bool,
+    /// The batch that has to come first, byte for byte.
+    expects: Option<Cursor>,
+    last: Option<u64>,
+}
+
+impl Rank {
+    /// Asks for a replay from the last batch taken, or from the start.
+    pub(super) fn ask_replay(&mut self, attempt: u8, out: &mut Vec<Effect>) {
+        self.next_id += 1;
+        self.session = Some(Session {
+            id: self.next_id,
+            attempt,
+            barrier: self.fence.is_settling(),
+            expects: self.cursor,
+            last: None,
+        });
+        let from = self.cursor.map_or(0, |c| c.seq);
+        out.push(Effect::Replay { session: self.next_id, from, attempt });
+    }
+
+    pub(super) fn replay_batch(&mut self, session: u64, head: Head, out: &mut Vec<Effect>) {
+        let Some(current) = self.session.as_mut().filter(|s| s.id == session) else { return };
+        let expected = current.expects.take();
+        match expected {
+            Some(cursor) if head.seq > cursor.seq => return self.history_gone(out),
+            Some(cursor) if head.seq < cursor.seq => return self.fail(out),
+            Some(cursor) if head.digest != cursor.digest => return self.new_life(out),
+            Some(_) => {}
+            None => match current.last {
+                Some(last) if head.seq <= last => return,
+                Some(last) if head.seq > last + 1 => return self.fail(out),
+                _ => {}
+            },
+        }
+        current.last = Some(head.seq);
+        if self.contradicts(head) {
+            return self.new_life(out);
+        }
+        self.linked |= self.parked.contains_key(&head.seq);
+        if self.cursor.is_none_or(|c| head.seq > c.seq) {
+            self.take(head, out);
+        }
+    }
+
+    /// Whether a batch of that number was met with other bytes.
+    pub(super) fn contradicts(&self, head: Head) -> bool {
+        let taken = self.recent.iter().any(|c| c.seq == head.seq && c.digest != head.digest);
+        taken || self.parked.get(&head.seq).is_some_and(|held| held.digest != head.digest)
+    }
+
+    pub(super) fn replay_end(&mut self, session: u64, out: &mut Vec<Effect>) {
+        let Some(current) = self.session.take_if(|s| s.id == session) else { return };
+        if current.expects.is_some() {
+            // The engine has fewer batches than were taken: it began anew.
+            return self.new_life(out);
+        }
+        if current.barrier {
+            self.barrier_ended(current.last, out);
+        }
+        if self.linked {
+            self.take_parked(out);
+        }
+        if !self.parked.is_empty() {
+            return self.again(current.attempt, out);
+        }
+        self.caught_up(out);
+        self.seek_barrier(out);
+    }
+
+    pub(super) fn replay_failed(&mut self, session: u64, out: &mut Vec<Effect>) {
+        if self.session.as_ref().is_some_and(|s| s.id == session) {
+            self.fail(out);
+        }
+    }
+
+    /// The session came to nothing; what it brought so far stays, since it was contiguous.
+    fn fail(&mut self, out: &mut Vec<Effect>) {
+        let Some(current) = self.session.take() else { return };
+        if self.suspended || !self.parked.is_empty() {
+            self.again(current.attempt, out);
+        } else {
+            self.barrier_failed(out);
+        }
+    }
+
+    fn again(&mut self, attempt: u8, out: &mut Vec<Effect>) {
+        if attempt + 1 < self.config.attempts_max {
+            self.ask_replay(attempt + 1, out);
+        } else {
+            self.give_up(out);
+        }
+    }
+
+    /// The replay's buffer begins after the last batch taken: nothing ties the two together.
+    fn history_gone(&mut self, out: &mut Vec<Effect>) {
+        self.break_off(out);
+        out.push(Effect::Note(Note::GapNotClosed));
+        self.gap_open = false;
+        self.linked = false;
+        self.suspend(out);
+        self.ask_replay(0, out);
+    }
+
+    /// Goes on without replay until the next connection, which belongs to one process and so to one life.
+    fn give_up(&mut self, out: &mut Vec<Effect>) {
+        let parked = mem::take(&mut self.parked);
+        self.break_off(out);
+        out.push(Effect::Note(Note::GapNotClosed));
+        self.gap_open = false;
+        self.replay_given_up = true;
+        self.linked = true;
+        for head in parked.into_values() {
+            if self.cursor.is_some_and(|c| head.seq != c.seq + 1) {
+                self.demote(TierSet::ALL, Belief::Unknown, out);
+            }
+            self.take(head, out);
+        }
+        self.caught_up(out);
+        self.seek_barrier(out);
+    }
+
+    /// Takes the parked batches that are next in order and drops those already taken.
+    fn take_parked(&mut self, out: &mut Vec<Effect>) {
+        while let Some((&seq, &head)) = self.parked.first_key_value() {
+            match self.cursor {
+                Some(c) if seq <= c.seq => out.push(Effect::Unpark { through: seq }),
+                Some(c) if seq > c.seq + 1 => return,
+                _ => self.take(head, out),
+            }
+            self.parked.remove(&seq);
+        }
+    }
+
+    fn caught_up(&mut self, out: &mut Vec<Effect>) {
+        if mem::take(&mut self.gap_open) {
+            out.push(Effect::Note(Note::GapClosed));
+        }
+        self.restore(out);
+    }
+}
