@@ -4,6 +4,7 @@
 //! `xtask/tidy-allow.txt` is needed: one that no violation needs fails as well.
 
 mod allow;
+mod bans;
 pub(crate) mod imports;
 mod manifests;
 mod size;
@@ -53,6 +54,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     let mut found = Vec::new();
     found.extend(text::check(&tree));
     found.extend(size::check(&tree));
+    found.extend(bans::check(&tree));
     found.extend(manifests::check(&tree));
     found.extend(imports::check(&tree, imports::CRATES, imports::PARTS));
     found.extend(imports::check_document(&read(imports::DOCUMENT)?));

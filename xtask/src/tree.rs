@@ -12,8 +12,8 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::spanned::Spanned;
 use syn::visit::Visit;
 
-/// Folders that hold no source of ours, wherever they lie.
-const SKIPPED: &[&str] = &["target", "fixtures", "corpus", "artifacts", "venv", "node_modules"];
+/// Folders that hold no source of ours, from the root; hidden ones are left out too.
+const SKIPPED: &[&str] = &["fixtures", "fuzz/artifacts", "fuzz/corpus", "fuzz/target", "target"];
 
 /// One Rust file.
 pub(crate) struct Source {
@@ -256,7 +256,7 @@ fn collect(root: &Path, below: &str, out: &mut Vec<(String, String)>) -> Result<
         let path = if below.is_empty() { name.clone() } else { format!("{below}/{name}") };
         let kind = entry.file_type()?;
         if kind.is_dir() {
-            if !name.starts_with('.') && !SKIPPED.contains(&name.as_str()) {
+            if !name.starts_with('.') && !SKIPPED.contains(&path.as_str()) {
                 collect(root, &path, out)?;
             }
         } else if kind.is_file() && (name.ends_with(".rs") || name == "Cargo.toml") {

@@ -17,7 +17,7 @@ pub(super) const DOCUMENT: &str = "ARCHITECTURE.md";
 const MARKS: (&str, &str) = ("<!-- cargo xtask imports -->\n", "<!-- end -->\n");
 
 /// The product's sources.
-const PRODUCT: &str = "crates/fak/src";
+pub(super) const PRODUCT: &str = "crates/fak/src";
 /// In front of the names of the workspace's libraries.
 const PREFIX: &str = "fak-";
 /// May import all others.
@@ -175,7 +175,7 @@ fn broken(place: &str, line: usize, message: String) -> Violation {
 }
 
 /// The module that a source of the product is, from the crate's root; empty for the root itself.
-fn module_path(source: &Source) -> Vec<String> {
+pub(super) fn module_path(source: &Source) -> Vec<String> {
     let below = source.below(PRODUCT).expect("only the product's sources are asked for");
     let stem = below.strip_suffix(".rs").expect("only Rust files are read");
     match stem {
