@@ -1,1 +1,5 @@
-//! Bytes to plain structs, and nothing else: no I/O, no clock, no logging.
+//! Bytes to plain structs and back: KV events, SSE frames, OpenAI bodies, metrics text.
+//! Invariant: pure functions over byte slices. No I/O, no clock, no logs, no panic on any input, and
+//! never more memory than the limits that the caller passed.
+
+pub mod kv;
