@@ -1,1 +1,3 @@
 //! The product: one library and one binary.
+
+pub mod events;

@@ -1,0 +1,3 @@
+//! Every integration test of the product, in one binary.
+
+mod events;
