@@ -1,0 +1,208 @@
+//! What of a prompt a rank holds.
+//!
+//! Invariant: an unbroken run from the prompt's first block in every group, and never the block with the last token.
+
+use std::fmt;
+
+use fak_kernel::Tier;
+use fak_kernel::vocab::PerTier;
+
+use crate::key::Key;
+use crate::layout::Need;
+use crate::rank::Rank;
+use crate::slot::Presence;
+
+/// What of a prompt a rank provably holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Blocks in prompt order: the gpu run from block 0, then the run of at most one connector tier that goes on
+    /// where the gpu's ends.
+    pub blocks: PerTier<u32>,
+    /// Blocks behind those that the connector tier announced in one event with others, without a size: they may be
+    /// of no use one by one, so they are no claim.
+    pub estimated: u32,
+    /// Tokens in a block; 0 where nobody knows.
+    pub block_size: u32,
+    /// Why it is so.
+    pub reason: HeldReason,
+}
+
+/// Why a rank holds what it holds of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum HeldReason {
+    /// It holds the first block at least.
+    Warm,
+    /// It does not hold the first block.
+    Miss,
+    /// The prompt has no whole block before its last token.
+    BelowBlockSize,
+    /// Its beliefs are suspended.
+    Suspended,
+    /// No store has told the block size.
+    NoBlockSize,
+    /// A group's block size changed, and not every tier was demoted since.
+    BlockSizeChanged,
+    /// Its groups have different block sizes.
+    GroupsDiffer,
+    /// It announced more groups than the index keeps.
+    TooManyGroups,
+    /// A miss, but its events do not show extra keys, so that its blocks could not be told apart.
+    ExtraNotReported,
+    /// There is no such rank, or no longer.
+    NoRank,
+}
+
+impl HeldReason {
+    /// The word, for logs, metrics and answers.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Warm => "warm",
+            Self::Miss => "miss",
+            Self::BelowBlockSize => "below_block_size",
+            Self::Suspended => "suspended",
+            Self::NoBlockSize => "no_block_size",
+            Self::BlockSizeChanged => "block_size_changed",
+            Self::GroupsDiffer => "groups_differ",
+            Self::TooManyGroups => "too_many_groups",
+            Self::ExtraNotReported => "extra_not_reported",
+            Self::NoRank => "no_rank",
+        }
+    }
+}
+
+impl fmt::Display for HeldReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl Held {
+    /// Nothing held, for a reason.
+    pub(crate) fn nothing(reason: HeldReason, block_size: u32) -> Self {
+        Self { blocks: PerTier::default(), estimated: 0, block_size, reason }
+    }
+
+    /// The claim in tokens, by tier.
+    #[must_use]
+    pub fn tokens(&self) -> PerTier<u32> {
+        let mut tokens = PerTier::default();
+        for tier in Tier::ALL {
+            *tokens.get_mut(*tier) = self.blocks.get(*tier).saturating_mul(self.block_size);
+        }
+        tokens
+    }
+
+    /// The claim in blocks, over all tiers.
+    #[must_use]
+    pub fn blocks_total(&self) -> u32 {
+        Tier::ALL.iter().map(|tier| self.blocks.get(*tier)).sum()
+    }
+}
+
+/// Blocks of a prompt that vLLM can take from a cache: whole ones before its last token, which it always computes.
+pub(crate) fn usable_blocks(tokens: usize, block_size: u32) -> usize {
+    tokens.saturating_sub(1).checked_div(block_size as usize).unwrap_or(0)
+}
+
+impl Rank {
+    /// Why the rank holds nothing of any prompt, or its block size.
+    pub(crate) fn readable(&self) -> Result<u32, Held> {
+        let block_size = self.layout.block_size();
+        let reason = if self.is_suspended {
+            HeldReason::Suspended
+        } else if let Some(fault) = self.layout.fault() {
+            fault
+        } else {
+            HeldReason::NoBlockSize
+        };
+        match block_size {
+            Some(size) if !self.is_suspended && self.layout.fault().is_none() => Ok(size),
+            size => Err(Held::nothing(reason, size.unwrap_or(0))),
+        }
+    }
+
+    /// What the rank holds of a prompt whose usable blocks have `keys`.
+    pub(crate) fn held(&self, keys: &[Key], block_size: u32) -> Held {
+        if keys.is_empty() {
+            return Held::nothing(HeldReason::BelowBlockSize, block_size);
+        }
+        let gpu = self.run(Tier::Gpu, keys, 0, block_size, Presence::Whole);
+        let mut held = Held::nothing(HeldReason::Miss, block_size);
+        held.blocks.gpu = saturate(gpu);
+        if let Some((proven, estimated, tier)) = self.connector_run(keys, gpu, block_size) {
+            *held.blocks.get_mut(tier) = saturate(proven);
+            held.estimated = saturate(estimated);
+        }
+        if held.blocks_total() > 0 {
+            held.reason = HeldReason::Warm;
+        } else if self.is_unreported {
+            held.reason = HeldReason::ExtraNotReported;
+        }
+        held
+    }
+
+    /// The connector's run behind the gpu's, in blocks: proven, estimated, and where. vLLM asks one connector, and of
+    /// several the first that has anything (multi connector, source); nobody tells which is first, so the shortest
+    /// run is what is proven.
+    fn connector_run(
+        &self,
+        keys: &[Key],
+        gpu: usize,
+        block_size: u32,
+    ) -> Option<(usize, usize, Tier)> {
+        let run = |tier| {
+            let any = self.run(tier, keys, gpu, block_size, Presence::Chunked);
+            let whole = self.run(tier, keys, gpu, block_size, Presence::Whole);
+            (any > gpu).then_some((whole - gpu, any - whole, tier))
+        };
+        [Tier::Cpu, Tier::Disk, Tier::Remote].into_iter().filter_map(run).min()
+    }
+
+    /// The longest usable prefix in blocks, at least `start`, whose blocks from `start` on are on `tier`; those
+    /// before are usable already.
+    fn run(
+        &self,
+        tier: Tier,
+        keys: &[Key],
+        start: usize,
+        block_size: u32,
+        least: Presence,
+    ) -> usize {
+        let holds = |group: u32, key: &Key| self.presence(tier, group, *key) >= Some(least);
+        let mut groups: Vec<_> = self
+            .layout
+            .announced()
+            .map(|(id, group)| (id, width(group.need, block_size), start))
+            .collect();
+        let mut longest = start;
+        for (i, key) in keys.iter().enumerate().skip(start) {
+            let mut is_usable = true;
+            let mut is_over = false;
+            for (id, width, streak) in &mut groups {
+                *streak = if holds(*id, key) { *streak + 1 } else { 0 };
+                is_usable &= *streak >= width.unwrap_or(usize::MAX).min(i + 1);
+                is_over |= width.is_none() && *streak == 0;
+            }
+            if is_over {
+                break;
+            }
+            if is_usable {
+                longest = i + 1;
+            }
+        }
+        longest
+    }
+}
+
+/// Blocks that a group must hold at the end of a prefix; `None` for all of them.
+fn width(need: Need, block_size: u32) -> Option<usize> {
+    match need {
+        Need::Whole => None,
+        Need::Window(tokens) => Some(tokens.div_ceil(block_size.max(1)) as usize),
+    }
+}
+
+fn saturate(blocks: usize) -> u32 {
+    u32::try_from(blocks).unwrap_or(u32::MAX)
+}

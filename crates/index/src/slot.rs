@@ -1,0 +1,163 @@
+//! Which hashes a rank holds on one tier.
+//!
+//! Invariant: demoting takes a fresh table and hands back the old one whole; no block is touched.
+
+use fak_kernel::Belief;
+
+use crate::key::{DigestMap, HashKey};
+
+/// Copies of a block, by cache group and hash.
+type Table = DigestMap<(u32, HashKey), Copies>;
+
+/// One tier of one rank.
+pub(crate) struct Slot {
+    table: Table,
+    /// Entries whose hash names nothing known yet.
+    pending: usize,
+    /// What is true of a block that is not in the table.
+    pub(crate) floor: Belief,
+}
+
+/// What was announced of one block in one group on one tier, and not taken back.
+#[derive(Clone, Copy)]
+struct Copies {
+    /// At least 1.
+    count: u32,
+    is_pending: bool,
+    unit: Unit,
+}
+
+/// Which piece of cache an announcement speaks of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// The block by itself.
+    Block,
+    /// So many tokens, as announced: the block by itself only if that is the block size.
+    Tokens(u32),
+    /// The block together with others: maybe of no use alone.
+    Chunk,
+}
+
+/// A block to be put down.
+pub(crate) struct Placement {
+    pub(crate) group: u32,
+    pub(crate) hash: HashKey,
+    pub(crate) is_pending: bool,
+    pub(crate) unit: Unit,
+}
+
+/// What putting a block down did.
+pub(crate) enum Placed {
+    /// It is there now and was not before.
+    New,
+    /// There is one more copy of it.
+    Copy,
+    /// There is no room.
+    Refused,
+}
+
+/// A block that is there.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Presence {
+    /// As part of a chunk: maybe of no use alone.
+    Chunked,
+    /// By itself.
+    Whole,
+}
+
+/// What taking a copy away did.
+pub(crate) enum Taken {
+    /// That was the last one.
+    Last,
+    /// Others are left.
+    Copy,
+    /// There was none.
+    Unknown,
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self { table: Table::default(), pending: 0, floor: Belief::Gone }
+    }
+}
+
+impl Slot {
+    pub(crate) fn put(&mut self, at: &Placement, blocks_max: usize, pending_max: usize) -> Placed {
+        if let Some(copies) = self.table.get_mut(&(at.group, at.hash)) {
+            copies.count = copies.count.saturating_add(1);
+            if copies.unit != at.unit {
+                copies.unit = Unit::Chunk;
+            }
+            return Placed::Copy;
+        }
+        if self.table.len() >= blocks_max || (at.is_pending && self.pending >= pending_max) {
+            self.floor = Belief::Unknown;
+            return Placed::Refused;
+        }
+        let copies = Copies { count: 1, is_pending: at.is_pending, unit: at.unit };
+        self.table.insert((at.group, at.hash), copies);
+        self.pending += usize::from(at.is_pending);
+        Placed::New
+    }
+
+    pub(crate) fn take(&mut self, group: u32, hash: HashKey) -> Taken {
+        match self.table.get_mut(&(group, hash)) {
+            None => Taken::Unknown,
+            Some(copies) if copies.count > 1 => {
+                copies.count -= 1;
+                Taken::Copy
+            }
+            Some(_) => {
+                self.erase(group, hash);
+                Taken::Last
+            }
+        }
+    }
+
+    /// Takes all copies away. False where there were none.
+    pub(crate) fn erase(&mut self, group: u32, hash: HashKey) -> bool {
+        let erased = self.table.remove(&(group, hash));
+        self.pending -= usize::from(erased.is_some_and(|copies| copies.is_pending));
+        erased.is_some()
+    }
+
+    /// What the hash names is known from now on.
+    pub(crate) fn settle(&mut self, group: u32, hash: HashKey) {
+        if let Some(copies) = self.table.get_mut(&(group, hash)) {
+            self.pending -= usize::from(copies.is_pending);
+            copies.is_pending = false;
+        }
+    }
+
+    /// How a block is there, given the rank's block size.
+    pub(crate) fn presence(
+        &self,
+        group: u32,
+        hash: HashKey,
+        block_size: Option<u32>,
+    ) -> Option<Presence> {
+        let copies = self.table.get(&(group, hash))?;
+        Some(match copies.unit {
+            Unit::Block => Presence::Whole,
+            Unit::Tokens(tokens) if Some(tokens) == block_size => Presence::Whole,
+            Unit::Tokens(_) | Unit::Chunk => Presence::Chunked,
+        })
+    }
+
+    pub(crate) fn has(&self, group: u32, hash: HashKey) -> bool {
+        self.table.contains_key(&(group, hash))
+    }
+
+    /// Empties the slot in O(1).
+    pub(crate) fn retire(&mut self, floor: Belief) -> Self {
+        std::mem::replace(self, Self { floor, ..Self::default() })
+    }
+
+    pub(crate) fn blocks(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(crate) fn pending(&self) -> usize {
+        self.pending
+    }
+}
