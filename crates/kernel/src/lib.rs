@@ -11,5 +11,6 @@ extern crate std;
 pub mod gate;
 pub mod rank;
 pub mod vocab;
+pub mod witness;
 
 pub use vocab::{Action, Belief, Disposition, Evidence, Phase, Tier, TierSet};

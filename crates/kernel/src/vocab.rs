@@ -122,11 +122,11 @@ vocabulary! {
 vocabulary! {
     /// What a witness row's verdict stands on.
     Evidence {
-        /// The engine's state was read after the call and agrees.
+        /// The engine's state was read after the call, and the verdict rests on it.
         Observed = "observed",
         /// The engine answered; nothing was observed.
         Answered = "answered",
-        /// Nothing was sent.
+        /// Nothing reached the engine: fak did not send, or the route is closed.
         NotSent = "not_sent",
         /// No answer and no observation.
         None = "none",

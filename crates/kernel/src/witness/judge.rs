@@ -1,0 +1,316 @@
+//! What was proven by an answer and an observation?
+//!
+//! Invariant: every way out but one ([`Case::settle`] after [`Case::reached`]) leaves the gpu tier
+//! unknown or forgotten and the worker not serving.
+
+use super::plan::{Fate, Fates, Wake, clears, promise, resets_external, unproven_reset};
+use super::{
+    Answer, Capabilities, Level, Move, Observed, Parts, Quarantine, Reason, Seen, Standing, State,
+    Verdict,
+};
+use crate::vocab::{
+    Disposition::{self, Forgotten, Preserved, Unknown},
+    Evidence, PerTier, Phase, Tier, TierSet,
+};
+
+/// The verdict on `mv`, made on a worker that stood as `before`. Of a move that was noticed and not
+/// asked, the answer is not read.
+#[must_use]
+pub fn judge(
+    mv: Move,
+    caps: &Capabilities,
+    before: &Standing,
+    answer: Answer,
+    observed: &Observed,
+) -> Verdict {
+    let seen = Seen::read(observed, caps);
+    let state = match observed {
+        Observed::State(state) => *state,
+        Observed::Nothing | Observed::Gone => State::default(),
+    };
+    let case = Case { mv, caps, before, seen, state, wake: Wake::of(mv, caps, before) };
+    match mv {
+        Move::Restart | Move::Lost | Move::Gap => case.noticed(),
+        Move::Weights | Move::Drift | Move::ClearUnexplained => case.noticed(),
+        Move::Quarantine(Quarantine::Isolate) => case.untouched(TierSet::NONE, Reason::Isolated),
+        _ => case.asked(answer),
+    }
+}
+
+/// A call that came back with success, as far as the answer goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Claim {
+    /// It did what was asked.
+    Done,
+    /// `success:false`.
+    Declined,
+    /// A reset that did not say.
+    NoBody,
+}
+
+#[derive(Clone, Copy)]
+struct Case<'a> {
+    mv: Move,
+    caps: &'a Capabilities,
+    before: &'a Standing,
+    seen: Seen,
+    state: State,
+    wake: Wake,
+}
+
+impl Case<'_> {
+    fn asked(self, answer: Answer) -> Verdict {
+        match answer {
+            Answer::NotSent(refusal) => self.untouched(TierSet::NONE, Reason::NotSent(refusal)),
+            Answer::Refused if self.before.agrees(self.seen) => {
+                self.untouched(self.demoted_before(), Reason::Refused)
+            }
+            Answer::Refused => self.unproven(Reason::Contradicted, Evidence::Answered),
+            Answer::Failed => self.unproven(Reason::Failed, Evidence::Answered),
+            Answer::Mismatch => self.unproven(Reason::AnswerMismatch, Evidence::Answered),
+            Answer::Timeout => self.unproven(Reason::Timeout, Evidence::None),
+            Answer::Cut => self.unproven(Reason::Cut, Evidence::None),
+            Answer::Unrecorded => self.unproven(Reason::Unrecorded, Evidence::None),
+            Answer::AwaitsWeights if self.wake.reloads && self.seen == Seen::Serving => {
+                let fates = Fates::gpu_alone(Unknown);
+                self.settle(Phase::Waking, fates, Evidence::Observed, Reason::WeightsNotProven)
+            }
+            Answer::AwaitsWeights => self.unproven(Reason::Contradicted, Evidence::Answered),
+            Answer::Success(false) if !self.ends_in_reset() => {
+                self.unproven(Reason::AnswerMismatch, Evidence::Answered)
+            }
+            Answer::Success(false) => self.claimed(Claim::Declined),
+            Answer::Ok | Answer::NoBody if self.ends_in_reset() => self.claimed(Claim::NoBody),
+            Answer::Ok | Answer::NoBody | Answer::Success(true) => self.claimed(Claim::Done),
+        }
+    }
+
+    fn ends_in_reset(&self) -> bool {
+        self.wake.resets || matches!(self.mv, Move::Reset { .. } | Move::Quarantine(_))
+    }
+
+    fn demoted_before(&self) -> TierSet {
+        promise(self.mv, self.caps, self.before, &self.state).demoted(self.caps.present())
+    }
+
+    /// The engine claims success: hold it against what was seen.
+    fn claimed(self, claim: Claim) -> Verdict {
+        let phase = match self.reached() {
+            Ok(phase) => phase,
+            Err(reason) => return self.unproven(reason, Evidence::Answered),
+        };
+        let mut fates = match claim {
+            Claim::Done => promise(self.mv, self.caps, self.before, &self.state),
+            Claim::Declined | Claim::NoBody => unproven_reset(self.mv, self.caps, self.wake),
+        };
+        let cold = fates.gpu == Fate::Is(Forgotten) || matches!(self.mv, Move::Wake { .. });
+        if cold && self.state.local_hits == Some(true) {
+            return self.unproven(Reason::HitsAfterClear, Evidence::Answered);
+        }
+        let mut reason = match claim {
+            Claim::Done => Reason::Confirmed,
+            Claim::Declined => Reason::Declined,
+            Claim::NoBody => Reason::NoBody,
+        };
+        match self.state.external_hits {
+            Some(true) if self.drops_external() => {
+                // The hits prove a tier kept where there is but one that they can come from.
+                let only_cpu = self.external() == TierSet::of(Tier::Cpu);
+                fates.cpu = Fate::Is(if only_cpu { Preserved } else { Unknown });
+                reason = Reason::NotAchieved;
+            }
+            Some(false) if fates.cpu == Fate::AsBefore && self.should_hold_kept_tier() => {
+                (fates.cpu, fates.far) = (Fate::Is(Forgotten), Fate::Is(Forgotten));
+                reason = Reason::TierNotKept;
+            }
+            _ => {}
+        }
+        // A wake whose own reset failed, or was shown to have failed, leaves KV of other weights, or
+        // a table over freed memory, within reach.
+        let failed = claim == Claim::Declined || reason == Reason::NotAchieved;
+        let phase = if self.wake.resets && failed { Phase::Waking } else { phase };
+        self.settle(phase, fates, Evidence::Observed, reason)
+    }
+
+    fn external(&self) -> TierSet {
+        self.caps.present().without(TierSet::GPU)
+    }
+
+    fn drops_external(&self) -> bool {
+        self.wake.resets && self.wake.new_weights || resets_external(self.mv, self.caps)
+    }
+
+    fn should_hold_kept_tier(&self) -> bool {
+        let lost = self.before.since_serving.demoted();
+        self.wake.complete && !self.external().without(lost).is_empty()
+    }
+
+    /// The phase that was asked for, if the observation agrees with it.
+    fn reached(&self) -> Result<Phase, Reason> {
+        match (self.mv, self.seen) {
+            (Move::Sleep { level: None, .. }, _) => Err(Reason::LevelMissing),
+            (_, Seen::Nothing) => Err(Reason::NotObserved),
+            (_, Seen::Gone) => Err(Reason::Gone),
+            (Move::Pause { .. }, Seen::Paused | Seen::PausedOrSleeping) => Ok(Phase::Paused),
+            (Move::Resume, Seen::Serving) => Ok(Phase::Serving),
+            (Move::Sleep { level, .. }, Seen::Sleeping(Some(seen))) if level != Some(seen) => {
+                Err(Reason::LevelMismatch)
+            }
+            (Move::Sleep { .. }, Seen::Sleeping(_) | Seen::PausedOrSleeping) => Ok(Phase::Sleeping),
+            (Move::Sleep { .. }, Seen::Paused) => Err(Reason::SleepFailedPaused),
+            (Move::Wake { .. }, Seen::Serving) if self.wake.complete => Ok(Phase::Serving),
+            (Move::Wake { .. }, Seen::Sleeping(_) | Seen::PausedOrSleeping)
+                if !self.wake.complete =>
+            {
+                Ok(Phase::Waking)
+            }
+            (Move::Reset { .. } | Move::Quarantine(_), seen) => match self.before.phase {
+                phase @ (Phase::Serving | Phase::Paused) if self.before.agrees(seen) => Ok(phase),
+                _ => Err(Reason::Contradicted),
+            },
+            _ => Err(Reason::Contradicted),
+        }
+    }
+
+    /// Timeout, failure, cut, or an observation that is missing or against the answer.
+    fn unproven(self, reason: Reason, unobserved: Evidence) -> Verdict {
+        // A process that is gone took its device memory with it, and one that sleeps dropped its
+        // cache: whichever of the two it was after a 200, nothing is left.
+        let gone =
+            reason == Reason::Gone && matches!(self.mv, Move::Sleep { .. } | Move::Wake { .. });
+        let gpu = if gone { Forgotten } else { Unknown };
+        let evidence = if self.seen == Seen::Nothing { unobserved } else { Evidence::Observed };
+        let reason = match (reason, self.mv, self.seen) {
+            (Reason::Failed, Move::Sleep { .. }, Seen::Paused) => Reason::SleepFailedPaused,
+            _ => reason,
+        };
+        let phase = match self.observed_phase() {
+            // One look that shows it serving does not outweigh what went wrong; the next does.
+            Phase::Serving => Phase::Error,
+            _ if matches!(self.mv, Move::Sleep { level: None, .. }) => Phase::Error,
+            phase => phase,
+        };
+        self.settle(phase, Fates::of(gpu, Unknown, Unknown), evidence, reason)
+    }
+
+    /// The phase that the observation shows. Where flags are true of paused and of asleep, it is
+    /// the one that this move starts from or leads to, if the move cannot have crossed between them.
+    fn observed_phase(&self) -> Phase {
+        match (self.seen, self.mv, self.before.phase) {
+            (Seen::PausedOrSleeping, Move::Pause { .. }, Phase::Serving)
+            | (Seen::PausedOrSleeping, Move::Resume, Phase::Paused)
+            | (Seen::PausedOrSleeping, Move::Reset { .. }, Phase::Paused)
+            | (Seen::PausedOrSleeping, Move::Quarantine(_), Phase::Paused) => Phase::Paused,
+            (Seen::PausedOrSleeping, Move::Wake { .. }, Phase::Sleeping | Phase::Waking) => {
+                Phase::Sleeping
+            }
+            (seen, ..) => seen.phase(),
+        }
+    }
+
+    fn noticed(self) -> Verdict {
+        let phase = match self.mv {
+            Move::Lost => Phase::Error,
+            Move::Restart | Move::Drift => self.observed_phase(),
+            _ => self.before.phase,
+        };
+        let evidence = match (self.mv, self.seen) {
+            (Move::Lost | Move::Restart | Move::Drift, Seen::Nothing) => Evidence::None,
+            _ => Evidence::Observed,
+        };
+        let fates = promise(self.mv, self.caps, self.before, &self.state);
+        self.settle(phase, fates, evidence, Reason::Noticed)
+    }
+
+    /// Nothing reached the engine: all is as it was.
+    fn untouched(self, demoted: TierSet, reason: Reason) -> Verdict {
+        Verdict {
+            kv: PerTier::all(Preserved),
+            present: self.caps.present(),
+            demoted,
+            owes_clear: false,
+            evidence: Evidence::NotSent,
+            reason,
+            next: *self.before,
+        }
+    }
+
+    fn settle(self, phase: Phase, fates: Fates, evidence: Evidence, reason: Reason) -> Verdict {
+        let weights_proven = self.weights_proven(phase);
+        let (phase, reason) = if phase == Phase::Serving && !weights_proven {
+            (Phase::Waking, Reason::WeightsNotProven)
+        } else {
+            (phase, reason)
+        };
+        let present = self.caps.present();
+        let kv = fates.resolve(&self.before.since_serving);
+        let proven =
+            matches!(reason, Reason::Confirmed | Reason::NotAchieved | Reason::TierNotKept);
+        Verdict {
+            kv,
+            present,
+            demoted: fates.demoted(present).with(self.demoted_before()),
+            owes_clear: proven && clears(self.mv, self.caps, self.before),
+            evidence,
+            reason,
+            next: Standing {
+                phase,
+                since_serving: self.since_serving(phase, &kv),
+                stale: self.stale(&kv),
+                awake: self.awake(phase),
+                weights_proven,
+            },
+        }
+    }
+
+    /// Preserved leaves what was true; serving begins anew.
+    fn since_serving(&self, phase: Phase, kv: &PerTier<Disposition>) -> PerTier<Disposition> {
+        let mut since = if phase == Phase::Serving { PerTier::all(Preserved) } else { *kv };
+        if phase != Phase::Serving {
+            for tier in Tier::ALL {
+                if kv.get(*tier) == Preserved {
+                    *since.get_mut(*tier) = self.before.since_serving.get(*tier);
+                }
+            }
+        }
+        since
+    }
+
+    /// A tier stays stale until it was proven empty.
+    fn stale(&self, kv: &PerTier<Disposition>) -> TierSet {
+        let changed = self.mv == Move::Weights || self.wake.new_weights;
+        let stale = if changed { self.caps.present() } else { self.before.stale };
+        stale.iter().filter(|tier| kv.get(*tier) != Forgotten).collect()
+    }
+
+    fn awake(&self, phase: Phase) -> Parts {
+        match (phase, self.mv, self.seen) {
+            (Phase::Serving | Phase::Paused, ..) => Parts::ALL,
+            (Phase::Sleeping | Phase::Error, ..) => Parts::NONE,
+            (Phase::Waking, _, Seen::Serving) => Parts::ALL,
+            (Phase::Waking, Move::Wake { tags, .. }, _) => self.before.awake.with(tags),
+            (Phase::Waking, ..) => self.before.awake,
+        }
+    }
+
+    fn weights_proven(&self, phase: Phase) -> bool {
+        match self.mv {
+            Move::Sleep { level, .. } => {
+                let kept = match level {
+                    Some(Level::One) => !matches!(self.seen, Seen::Sleeping(Some(Level::Two))),
+                    // Seen awake: they never left. Anything else may have dropped them.
+                    Some(Level::Two) | None => matches!(self.seen, Seen::Serving | Seen::Paused),
+                };
+                kept && self.before.weights_proven
+            }
+            // A complete wake serves only after the calls that loaded and checked them.
+            Move::Wake { .. } => phase == Phase::Serving || self.before.weights_proven,
+            // Someone loaded weights into memory that was there to take them.
+            Move::Weights => self.before.weights_proven || self.before.has_weights(),
+            // A new process loads its own, unless it was put to sleep since.
+            Move::Restart => !self.seen.may_lack_weights(),
+            Move::Drift => self.before.weights_proven && !self.seen.may_lack_weights(),
+            _ => self.before.weights_proven,
+        }
+    }
+}
