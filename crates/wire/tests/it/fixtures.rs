@@ -2,17 +2,21 @@
 
 use std::path::PathBuf;
 
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
 }
 
 /// The bytes of a recording, by its path under `fixtures/`.
-pub fn bytes(path: &str) -> Vec<u8> {
+pub(crate) fn bytes(path: &str) -> Vec<u8> {
     std::fs::read(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
+pub(crate) fn text(path: &str) -> String {
+    String::from_utf8(bytes(path)).unwrap()
+}
+
 /// The files of one kind in every version, as `version/file`, sorted.
-pub fn list(kind: &str, extension: &str) -> Vec<String> {
+pub(crate) fn list(kind: &str, extension: &str) -> Vec<String> {
     let mut files = Vec::new();
     for version in std::fs::read_dir(root()).unwrap() {
         let version = version.unwrap();
@@ -30,7 +34,7 @@ pub fn list(kind: &str, extension: &str) -> Vec<String> {
 }
 
 /// Messages of a KV event recording; see `fixtures/vllm-0.32/kv-events/README.md`.
-pub fn messages(path: &str) -> Vec<Vec<Vec<u8>>> {
+pub(crate) fn messages(path: &str) -> Vec<Vec<Vec<u8>>> {
     let data = bytes(path);
     let mut rest = data.as_slice();
     let mut frames = Vec::new();

@@ -6,3 +6,5 @@ mod kv_frames;
 mod kv_hostile;
 mod kv_layouts;
 mod kv_recordings;
+mod metrics;
+mod sse;
