@@ -56,7 +56,7 @@ impl Step {
 /// Runs the gate in `root`, each fuzz target for `fuzz_seconds`.
 pub(crate) fn run(root: &Path, fuzz_seconds: u32) -> Result<()> {
     let start = Instant::now();
-    let steps = steps(&deny(root)?, fuzz_seconds);
+    let steps = steps(&Deny::find(root), fuzz_seconds);
     for step in &steps {
         step.run(root)?;
     }
@@ -65,33 +65,44 @@ pub(crate) fn run(root: &Path, fuzz_seconds: u32) -> Result<()> {
 }
 
 /// Cheap steps first, so that a slip is told within seconds.
-fn steps(deny: &str, fuzz_seconds: u32) -> Vec<Step> {
+fn steps(deny: &Deny, fuzz_seconds: u32) -> Vec<Step> {
     let doc = Step::new("doc", "cargo doc --workspace --no-deps --locked");
-    vec![
-        Step::new("fmt", "cargo fmt --all --check"),
-        Step::new("tidy", "cargo xtask tidy"),
-        Step::new("deny", &format!("{deny} check -D unmatched-skip bans licenses sources")),
+    let mut steps =
+        vec![Step::new("fmt", "cargo fmt --all --check"), Step::new("tidy", "cargo xtask tidy")];
+    if !deny.is_installed {
+        steps.push(Step::new("install cargo-deny, once, about 3 minutes", &Deny::install()));
+    }
+    let check = format!("{} check -D unmatched-skip bans licenses sources", deny.program);
+    steps.extend([
+        Step::new("deny", &check),
         Step::new("clippy", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
         Step::new("test", "cargo test --workspace --locked"),
         Step { env: &[("RUSTDOCFLAGS", "-D warnings")], ..doc },
         Step::new("fuzz", &format!("fuzz/smoke.sh {fuzz_seconds}")),
-    ]
+    ]);
+    steps
 }
 
 /// The cargo-deny to run: the machine's, or one built once into the target folder.
-fn deny(root: &Path) -> Result<String> {
-    let installed = format!("{DENY_ROOT}/bin/cargo-deny");
-    let path = env::var_os("PATH").unwrap_or_default();
-    if env::split_paths(&path).any(|dir| dir.join("cargo-deny").is_file()) {
-        return Ok("cargo-deny".to_owned());
+struct Deny {
+    program: String,
+    is_installed: bool,
+}
+
+impl Deny {
+    fn find(root: &Path) -> Self {
+        let path = env::var_os("PATH").unwrap_or_default();
+        if env::split_paths(&path).any(|dir| dir.join("cargo-deny").is_file()) {
+            return Self { program: "cargo-deny".to_owned(), is_installed: true };
+        }
+        let program = format!("{DENY_ROOT}/bin/cargo-deny");
+        let is_installed = root.join(&program).is_file();
+        Self { program, is_installed }
     }
-    if !root.join(&installed).is_file() {
-        let install = format!(
-            "cargo install cargo-deny --version {DENY_VERSION} --locked --root {DENY_ROOT}"
-        );
-        Step::new("install cargo-deny, once, about 3 minutes", &install).run(root)?;
+
+    fn install() -> String {
+        format!("cargo install cargo-deny --version {DENY_VERSION} --locked --root {DENY_ROOT}")
     }
-    Ok(installed)
 }
 
 #[cfg(test)]
@@ -114,8 +125,12 @@ mod tests {
 
     #[test]
     fn the_gate_passes_its_options_on() {
-        let shown: Vec<String> = steps("my-deny", 60).iter().map(Step::shown).collect();
-        assert_eq!(shown.last().map(String::as_str), Some("fuzz/smoke.sh 60"));
-        assert!(shown.iter().any(|s| s.starts_with("my-deny check ")), "{shown:?}");
+        let shown = |is_installed| -> Vec<String> {
+            let deny = Deny { program: "my-deny".to_owned(), is_installed };
+            steps(&deny, 60).iter().map(Step::shown).collect()
+        };
+        assert_eq!(shown(true).last().map(String::as_str), Some("fuzz/smoke.sh 60"));
+        assert!(shown(true)[2].starts_with("my-deny check "), "{:?}", shown(true));
+        assert!(shown(false)[2].starts_with("cargo install "), "{:?}", shown(false));
     }
 }

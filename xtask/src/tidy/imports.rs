@@ -69,7 +69,7 @@ pub(super) const PARTS: &[PartRow] = &[
     PartRow { name: "telemetry", may: &[] },
     PartRow { name: "engine", may: &["wire", "kernel", "runtime", "telemetry"] },
     PartRow { name: "events", may: &["wire", "kernel", "index", "runtime", "telemetry"] },
-    PartRow { name: "config", may: &["engine"] },
+    PartRow { name: "config", may: &["engine", "events"] },
     PartRow { name: "cli", may: &["config"] },
     PartRow { name: "app", may: ALL },
 ];
