@@ -7,7 +7,11 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 
+pub mod discover;
 pub mod endpoint;
+pub mod medium;
+pub mod ndjson;
+pub mod recorder;
 pub mod replay;
 pub mod zmq;
 pub mod zmtp;
@@ -45,11 +49,20 @@ pub enum Item {
 }
 
 /// Something in a batch's place.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum Bad {
     /// A message with other frames than a batch's.
     #[error("not a batch's frames")]
     Frames(#[from] fak_wire::kv::frames::FrameError),
+    /// A line that is no batch.
+    #[error("line {number}")]
+    Line {
+        /// Counts the input's lines, from 1.
+        number: u64,
+        /// What is wrong with it.
+        #[source]
+        why: ndjson::LineError,
+    },
 }
 
 /// How a connection ended.
@@ -61,6 +74,12 @@ pub enum Lost {
     /// By [`zmq::Subscription::reconnect`].
     #[error("a new connection was asked for")]
     Asked,
+    /// The input has no more lines.
+    #[error("the input ended")]
+    Ended,
+    /// The input failed.
+    #[error("the input cannot be read")]
+    Read(#[source] std::io::Error),
 }
 
 /// An error and what caused it, on one line of a log.

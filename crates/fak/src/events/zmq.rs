@@ -160,13 +160,15 @@ impl Subscription {
         if self.failed == 1 {
             tracing::warn!(%endpoint, error = chain(error), "events cannot connect, still trying");
         } else {
-            tracing::debug!(%endpoint, error = chain(error), failed = self.failed, "events cannot connect");
+            let failed = self.failed;
+            tracing::debug!(%endpoint, error = chain(error), failed, "events cannot connect");
         }
         self.pause();
     }
 
     fn on_loss(&mut self, why: Lost) -> Item {
-        tracing::warn!(endpoint = %self.options.endpoint, epoch = self.epoch, error = chain(&why), "events lost");
+        let endpoint = &self.options.endpoint;
+        tracing::warn!(%endpoint, epoch = self.epoch, error = chain(&why), "events lost");
         self.pause();
         Item::Disconnected { why }
     }

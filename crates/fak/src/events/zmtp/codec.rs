@@ -253,7 +253,8 @@ mod tests {
                 for message in incoming {
                     if let Incoming::Message(frames) = message {
                         assert!(frames.len() <= LIMITS.frames_max);
-                        assert!(frames.iter().map(Bytes::len).sum::<usize>() <= LIMITS.message_bytes_max);
+                        let bytes: usize = frames.iter().map(Bytes::len).sum();
+                        assert!(bytes <= LIMITS.message_bytes_max);
                     }
                 }
             }
