@@ -5,5 +5,6 @@
 
 pub mod kv;
 pub mod metrics;
+pub mod openai;
 
 pub mod sse;

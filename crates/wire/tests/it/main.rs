@@ -7,4 +7,5 @@ mod kv_hostile;
 mod kv_layouts;
 mod kv_recordings;
 mod metrics;
+mod openai;
 mod sse;
