@@ -259,10 +259,9 @@ impl Engine {
         &self.tiers
     }
 
-    /// Ends the life of the process; a shared store outlives it.
-    #[must_use]
-    pub fn into_remote(self) -> Option<Tier> {
-        self.tiers.into_remote()
+    /// Takes the shared store out, which outlives the process: the end of this engine.
+    pub fn take_remote(&mut self) -> Option<Tier> {
+        self.tiers.take_remote()
     }
 
     /// Distinct device blocks that can be hit.

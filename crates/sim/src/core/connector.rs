@@ -141,7 +141,7 @@ impl Tiers {
     }
 
     /// Takes the shared store out, to hand it to the next life.
-    pub fn into_remote(mut self) -> Option<Tier> {
+    pub(crate) fn take_remote(&mut self) -> Option<Tier> {
         let index = usize::from(self.host.is_some());
         (index < self.parts.len()).then(|| self.parts.swap_remove(index))
     }

@@ -462,7 +462,7 @@ fn a_shared_store_outlives_the_process() {
     let prompt = tokens(10, 9);
     let (_, batches) = run(&mut first, ask(1, prompt.clone(), 1));
     assert_eq!(shape(&batches), ["S"], "it announces nothing");
-    let second = Engine::new(config(Connector::Mooncake), 1, first.into_remote());
+    let second = Engine::new(config(Connector::Mooncake), 1, first.take_remote());
     let holds = second.holds(&prompt, &Identity::default());
     assert_eq!((holds.gpu, holds.remote, holds.hit_tokens), (0, 2, 8));
 }

@@ -1,0 +1,281 @@
+//! One engine rank: the core behind a lock, its step task, and the clients of its requests.
+//! Invariant: whoever changes the core wakes the step task; events are handed to the publisher
+//! before the outputs of the same step reach a client.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::core::control::{Failure, PauseAsk};
+use crate::core::request::{Ask, Finish, Output, RequestId};
+use crate::core::tier::Tier;
+use crate::core::{Engine, Step};
+use crate::encode::Encoding;
+use crate::faults::Faults;
+use crate::metrics::Latencies;
+
+/// A rank; see the module.
+pub(crate) struct Rank {
+    pub(crate) index: u32,
+    state: Mutex<State>,
+    work: Notify,
+}
+
+pub(crate) struct State {
+    pub(crate) engine: Engine,
+    clients: HashMap<RequestId, Client>,
+    waiting: HashMap<u64, oneshot::Sender<Result<(), Failure>>>,
+    next_id: u64,
+    pub(crate) latencies: Latencies,
+    pub(crate) is_dead: bool,
+}
+
+struct Client {
+    outputs: mpsc::Sender<Output>,
+    prompt_tokens: usize,
+    max_tokens: usize,
+    arrived: Instant,
+    first: Option<Instant>,
+    last: Option<Instant>,
+    tokens: usize,
+}
+
+/// How the step task runs.
+pub(crate) struct Steps {
+    pub(crate) pace: Duration,
+    pub(crate) batches: mpsc::Sender<Vec<u8>>,
+    pub(crate) encoding: Encoding,
+    pub(crate) faults: Arc<Faults>,
+}
+
+/// The outputs of one request. Dropping it early tells the engine that the client is gone.
+pub(crate) struct Outputs {
+    rank: Arc<Rank>,
+    id: RequestId,
+    receiver: mpsc::Receiver<Output>,
+    ended: bool,
+}
+
+impl Outputs {
+    /// The next output; none after the last one.
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Output>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let output = self.receiver.poll_recv(context);
+        if let Poll::Ready(output) = &output {
+            self.ended = output.as_ref().is_none_or(|output| output.finish.is_some());
+        }
+        output
+    }
+}
+
+impl Drop for Outputs {
+    fn drop(&mut self) {
+        if !self.ended {
+            let mut state = self.rank.lock();
+            state.clients.remove(&self.id);
+            state.engine.cancel(&[self.id]);
+            drop(state);
+            self.rank.work.notify_one();
+        }
+    }
+}
+
+impl Rank {
+    pub(crate) fn new(index: u32, engine: Engine) -> Self {
+        let state = State {
+            engine,
+            clients: HashMap::new(),
+            waiting: HashMap::new(),
+            next_id: 0,
+            latencies: Latencies::default(),
+            is_dead: false,
+        };
+        Self { index, state: Mutex::new(state), work: Notify::new() }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Requests that have not ended.
+    pub(crate) fn load(&self) -> usize {
+        self.lock().clients.len()
+    }
+
+    /// Queues a request; `ask.id` is assigned here.
+    pub(crate) fn submit(self: &Arc<Self>, mut ask: Ask) -> Outputs {
+        // One output a token, and the abort's.
+        let (sender, receiver) = mpsc::channel(ask.max_tokens + 1);
+        let mut state = self.lock();
+        state.next_id += 1;
+        let id = state.next_id;
+        ask.id = id;
+        if state.is_dead {
+            let _ = sender.try_send(Output {
+                id,
+                tokens: Vec::new(),
+                finish: Some(Finish::Error),
+                cached: None,
+            });
+        } else {
+            let client = Client {
+                outputs: sender,
+                prompt_tokens: ask.prompt.len(),
+                max_tokens: ask.max_tokens,
+                arrived: Instant::now(),
+                first: None,
+                last: None,
+                tokens: 0,
+            };
+            state.clients.insert(id, client);
+            state.engine.add(ask);
+        }
+        drop(state);
+        self.work.notify_one();
+        Outputs { rank: Arc::clone(self), id, receiver, ended: false }
+    }
+
+    /// Runs a change of the core and wakes the step task.
+    pub(crate) fn change<T>(&self, edit: impl FnOnce(&mut Engine) -> T) -> T {
+        let result = edit(&mut self.lock().engine);
+        self.work.notify_one();
+        result
+    }
+
+    /// Drops requests and tells their clients.
+    pub(crate) fn abort(&self, external_ids: Option<&[String]>) {
+        let mut state = self.lock();
+        let outputs = state.engine.abort(external_ids);
+        state.deliver(outputs);
+        drop(state);
+        self.work.notify_one();
+    }
+
+    /// Ends every request with an error; the engine takes no more.
+    pub(crate) fn die(&self) {
+        let mut state = self.lock();
+        state.is_dead = true;
+        let outputs = state.engine.fail();
+        state.deliver(outputs);
+    }
+
+    /// Pauses or sleeps; waits for idleness where the engine does.
+    pub(crate) async fn pause(&self, ask: PauseAsk) -> Result<(), Failure> {
+        let receiver = {
+            let mut state = self.lock();
+            state.next_id += 1;
+            let ticket = state.next_id;
+            let (aborted, done) = state.engine.pause(ask, ticket);
+            state.deliver(aborted);
+            if let Some(done) = done {
+                self.work.notify_one();
+                return done;
+            }
+            let (sender, receiver) = oneshot::channel();
+            state.waiting.insert(ticket, sender);
+            receiver
+        };
+        self.work.notify_one();
+        receiver.await.unwrap_or_else(|_| Err(Failure("the engine stopped".into())))
+    }
+
+    /// Takes the shared store's content out at the end of a life.
+    pub(crate) fn take_remote(&self) -> Option<Tier> {
+        self.lock().engine.take_remote()
+    }
+
+    /// Steps whenever there is work, until stopped.
+    pub(crate) async fn run(self: Arc<Self>, steps: Steps, stop: CancellationToken) {
+        stop.run_until_cancelled(async {
+            loop {
+                if !self.lock().has_work() {
+                    self.work.notified().await;
+                    continue;
+                }
+                steps.faults.step_granted().await;
+                if steps.pace.is_zero() {
+                    tokio::task::yield_now().await;
+                } else {
+                    tokio::time::sleep(steps.pace).await;
+                }
+                self.step(&steps).await;
+            }
+        })
+        .await;
+    }
+
+    async fn step(&self, steps: &Steps) {
+        let step = {
+            let mut state = self.lock();
+            // A control call during the pace may have taken the work away.
+            if !state.has_work() {
+                return;
+            }
+            state.engine.step()
+        };
+        let Step { outputs, events, computed_tokens } = step;
+        if !events.is_empty() {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let payload = steps.encoding.batch(now.as_secs_f64(), &events, self.index);
+            // The receiver lives as long as this task.
+            let _ = steps.batches.send(payload).await;
+        }
+        let mut state = self.lock();
+        state.latencies.step(computed_tokens);
+        state.deliver(outputs);
+        state.settle();
+    }
+}
+
+impl State {
+    fn has_work(&mut self) -> bool {
+        self.settle();
+        !self.is_dead && self.engine.has_work()
+    }
+
+    fn settle(&mut self) {
+        for (ticket, result) in self.engine.settle_idle() {
+            if let Some(sender) = self.waiting.remove(&ticket) {
+                // The caller may have gone; the pause stands.
+                let _ = sender.send(result);
+            }
+        }
+    }
+
+    fn deliver(&mut self, outputs: Vec<Output>) {
+        for output in outputs {
+            let Some(client) = self.clients.get_mut(&output.id) else { continue };
+            let now = Instant::now();
+            if !output.tokens.is_empty() {
+                match client.last {
+                    None => self.latencies.first_token(now - client.arrived),
+                    Some(last) => self.latencies.next_token(now - last),
+                }
+                client.first.get_or_insert(now);
+                client.last = Some(now);
+                client.tokens += output.tokens.len();
+            }
+            let (id, finish) = (output.id, output.finish.clone());
+            // Room for every output was made at submission.
+            let _ = client.outputs.try_send(output);
+            if let Some(finish) = finish {
+                let decode = client.last.zip(client.first).map_or(Duration::ZERO, |(l, f)| l - f);
+                self.latencies.finished(crate::metrics::Finished {
+                    reason: finish.as_str(),
+                    prompt_tokens: client.prompt_tokens,
+                    max_tokens: client.max_tokens,
+                    tokens: client.tokens,
+                    total: now - client.arrived,
+                    decode,
+                });
+                self.clients.remove(&id);
+            }
+        }
+    }
+}
