@@ -21,6 +21,7 @@ mod tests;
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
+use core::mem;
 
 use crate::vocab::{Belief, Disposition, PerTier, TierSet, vocabulary};
 use fence::Fence;
@@ -58,10 +59,6 @@ impl Default for Config {
     }
 }
 
-/// What the engine will still publish for an action of fak's own, and what it means for the connector's tiers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClearRule(pub PerTier<Disposition>);
-
 /// A fact fed to the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -94,13 +91,15 @@ pub enum Event {
     Intent {
         /// The tiers that the action may touch.
         tiers: TierSet,
+        /// What the clear event that the engine will publish for it means; `None` where it publishes none.
+        clear: Option<PerTier<Disposition>>,
     },
-    /// The action ended; `None` in `clear` where the engine will publish no clear for it.
+    /// The action ended.
     Outcome {
         /// The verdict.
         kv: PerTier<Disposition>,
-        /// The clear event that the engine owes the stream for this action.
-        clear: Option<ClearRule>,
+        /// Whether the engine owes the stream the clear event that the intent announced.
+        clears: bool,
     },
     /// Something outside the stream took the beliefs: drift, changed weights, a contradiction by the engine.
     Distrust {
@@ -179,6 +178,8 @@ pub struct Take {
     pub gain: TierSet,
     /// What each clear event in the batch does, by tier; `None` leaves the tier alone.
     pub clear: PerTier<Option<Belief>>,
+    /// Whether an action of fak's own accounts for every clear in the batch.
+    pub explained: bool,
 }
 
 vocabulary! {
@@ -250,17 +251,21 @@ pub struct Rank {
     linked: bool,
     /// Replay failed for good on this connection: go on as if there were none.
     replay_given_up: bool,
+    /// The next connection goes without replay.
+    give_up_next: bool,
     suspended: bool,
+    /// History is missing, or not yet shown to be this life's: only a whole replay makes beliefs count again.
+    incomplete: bool,
     cursor: Option<Cursor>,
     recent: VecDeque<Cursor>,
     parked: BTreeMap<u64, Head>,
+    /// Batches were dropped for want of room since the running replay was asked for: it may not hold them.
+    overflowed: bool,
     session: Option<Session>,
     /// A gap was noted and not yet closed.
     gap_open: bool,
     next_id: u64,
     fence: Fence,
-    /// The clears that the engine still owes for fak's own actions.
-    owed: VecDeque<ClearRule>,
 }
 
 impl Rank {
@@ -272,15 +277,17 @@ impl Rank {
             connected: false,
             linked: false,
             replay_given_up: false,
+            give_up_next: false,
             suspended: false,
+            incomplete: false,
             cursor: None,
             recent: VecDeque::new(),
             parked: BTreeMap::new(),
+            overflowed: false,
             session: None,
             gap_open: false,
             next_id: 0,
             fence: Fence::default(),
-            owed: VecDeque::new(),
         }
     }
 
@@ -319,28 +326,43 @@ impl Rank {
             Event::ReplayBatch { session, head } => self.replay_batch(session, head, &mut out),
             Event::ReplayEnd { session } => self.replay_end(session, &mut out),
             Event::ReplayFailed { session } => self.replay_failed(session, &mut out),
-            Event::Intent { tiers } => self.intent(tiers, &mut out),
-            Event::Outcome { kv, clear } => self.outcome(kv, clear, &mut out),
-            Event::Distrust { kv } => self.outcome(kv, None, &mut out),
-            Event::NewIncarnation => self.new_incarnation(&mut out),
+            Event::Intent { tiers, clear } => self.intent(tiers, clear, &mut out),
+            Event::Outcome { kv, clears } => self.outcome(kv, clears, &mut out),
+            Event::Distrust { kv } => self.distrust(kv, &mut out),
+            Event::NewIncarnation => self.start_over(&mut out),
             Event::Lost => self.lost(&mut out),
             Event::Tick => self.tick(&mut out),
         }
+        self.suspend_or_restore(&mut out);
         out
+    }
+
+    /// Beliefs count only while history is whole and nothing that is parked or contested could take them.
+    fn suspend_or_restore(&mut self, out: &mut Vec<Effect>) {
+        let suspended = !self.connected
+            || self.incomplete
+            || !self.parked.is_empty()
+            || self.fence.is_contested();
+        if suspended && !self.suspended {
+            out.insert(0, Effect::Suspend);
+        } else if !suspended && self.suspended {
+            out.push(Effect::Restore);
+        }
+        self.suspended = suspended;
     }
 
     fn connect(&mut self, out: &mut Vec<Effect>) {
         self.unpark_all(out);
         self.connected = true;
-        self.replay_given_up = false;
-        self.linked = !self.config.replay;
-        if self.config.replay {
-            self.suspend(out);
-            self.ask_replay(0, out);
+        self.replay_given_up = mem::take(&mut self.give_up_next);
+        self.linked = !self.can_replay();
+        if self.can_replay() {
+            self.complete_by_replay(out);
         } else {
             // A connection belongs to one process, so what it brings is one life's; what came before is not.
             self.break_off(out);
-            self.restore(out);
+            self.incomplete = false;
+            self.seek_barrier(out);
         }
     }
 
@@ -348,7 +370,6 @@ impl Rank {
         self.connected = false;
         self.session = None;
         self.unpark_all(out);
-        self.suspend(out);
         if !self.config.replay {
             self.break_off(out);
         }
@@ -378,12 +399,14 @@ impl Rank {
 
     /// Whether live batches have to wait for the running replay: it closes a gap, or its end decides about the fence.
     fn has_to_wait(&self) -> bool {
-        self.session.is_some() && (self.suspended || self.fence.decides_at_end())
+        self.session.is_some() && (self.incomplete || self.fence.decides_at_end())
     }
 
     fn park(&mut self, head: Head, out: &mut Vec<Effect>) {
         if self.parked.len() >= self.config.parked_max {
             self.unpark_all(out);
+            self.overflowed = true;
+            self.incomplete = true;
             out.push(Effect::Ignore { seq: head.seq, why: Ignored::Overflow });
         } else if self.parked.insert(head.seq, head).is_some_and(|held| held.digest != head.digest)
         {
@@ -394,9 +417,14 @@ impl Rank {
             out.push(Effect::Park { seq: head.seq });
         }
         if self.session.is_none() {
-            self.suspend(out);
-            self.ask_replay(0, out);
+            self.complete_by_replay(out);
         }
+    }
+
+    /// Beliefs count for nothing until a replay was whole.
+    fn complete_by_replay(&mut self, out: &mut Vec<Effect>) {
+        self.incomplete = true;
+        self.ask_replay(0, out);
     }
 
     /// A number at or below the cursor with bytes never seen: another life, on a connection that did not end, or a late batch.
@@ -422,7 +450,7 @@ impl Rank {
         out.push(Effect::Note(Note::Gap { lost }));
         if self.can_replay() {
             self.gap_open = true;
-            self.suspend(out);
+            self.incomplete = true;
             self.park(head, out);
         } else {
             self.missed(out);
@@ -436,15 +464,14 @@ impl Rank {
             self.missed(out);
             self.cursor = None;
         } else if self.connected {
-            self.suspend(out);
-            self.ask_replay(0, out);
+            self.complete_by_replay(out);
         }
     }
 
     /// Events are lost for good.
     fn missed(&mut self, out: &mut Vec<Effect>) {
         self.demote(TierSet::ALL, Belief::Unknown, out);
-        self.owed.clear();
+        self.fence.forget_owed();
         out.push(Effect::Note(Note::GapNotClosed));
     }
 
@@ -455,7 +482,7 @@ impl Rank {
             self.remember(Cursor { seq: head.seq, digest: head.digest });
             return;
         }
-        let clear = self.explain(head.clears, out);
+        let (clear, explained) = self.fence.explain(head.clears, out);
         let mut gain = TierSet::ALL.without(self.fence.closed());
         if head.clears > 0 {
             // A connector's events follow the gpu's in a batch and its reset leaves those pending (vLLM 0.32.0,
@@ -463,37 +490,13 @@ impl Rank {
             let cleared = TierSet::CONNECTOR.iter().filter(|t| clear.get(*t).is_some()).collect();
             gain = gain.without(cleared);
         }
-        out.push(Effect::Take(Take { seq: head.seq, gain, clear }));
+        out.push(Effect::Take(Take { seq: head.seq, gain, clear, explained }));
         self.remember(Cursor { seq: head.seq, digest: head.digest });
         self.fence_passed_batch(head, out);
     }
 
-    /// What `clears` clear events mean, oldest owed first.
-    fn explain(&mut self, clears: u32, out: &mut Vec<Effect>) -> PerTier<Option<Belief>> {
-        let mut clear = PerTier { gpu: Some(Belief::Gone), ..PerTier::all(None) };
-        let mut unexplained = 0;
-        for _ in 0..clears {
-            match self.owed.pop_front() {
-                Some(ClearRule(kv)) => {
-                    for tier in TierSet::CONNECTOR.iter() {
-                        let to = belief_after(kv.get(tier));
-                        let held = clear.get_mut(tier);
-                        *held = worse(*held, to);
-                    }
-                }
-                None => unexplained += 1,
-            }
-        }
-        if unexplained > 0 {
-            out.push(Effect::Note(Note::ClearUnexplained { clears: unexplained }));
-            for tier in TierSet::CONNECTOR.iter() {
-                *clear.get_mut(tier) = Some(Belief::Unknown);
-            }
-        }
-        clear
-    }
-
-    fn new_incarnation(&mut self, out: &mut Vec<Effect>) {
+    /// The live connection is another life's than the engine's of now.
+    fn start_over(&mut self, out: &mut Vec<Effect>) {
         self.break_off(out);
         out.push(Effect::Note(Note::NewLife));
         self.connected = false;
@@ -510,18 +513,14 @@ impl Rank {
         }
     }
 
-    /// Another life answered. What the live connection brings cannot be told from it until it is made anew.
+    /// Another life answered. If the live connection was the old one's, what it brings is of no use any more.
     fn new_life(&mut self, out: &mut Vec<Effect>) {
-        let was_linked = self.linked;
+        if self.linked {
+            return self.start_over(out);
+        }
         self.break_off(out);
         out.push(Effect::Note(Note::NewLife));
-        if was_linked {
-            self.connected = false;
-            out.push(Effect::Reconnect);
-        } else {
-            self.suspend(out);
-            self.ask_replay(0, out);
-        }
+        self.complete_by_replay(out);
     }
 
     /// Nothing known of this rank can be tied to what comes next.
@@ -532,7 +531,6 @@ impl Rank {
         out.push(Effect::ForgetIdentities);
         self.cursor = None;
         self.recent.clear();
-        self.owed.clear();
         self.fence.restart();
     }
 
@@ -558,20 +556,6 @@ impl Rank {
         }
     }
 
-    fn suspend(&mut self, out: &mut Vec<Effect>) {
-        if !self.suspended {
-            self.suspended = true;
-            out.push(Effect::Suspend);
-        }
-    }
-
-    fn restore(&mut self, out: &mut Vec<Effect>) {
-        if self.suspended {
-            self.suspended = false;
-            out.push(Effect::Restore);
-        }
-    }
-
     fn unpark_all(&mut self, out: &mut Vec<Effect>) {
         if let Some((last, _)) = self.parked.last_key_value() {
             out.push(Effect::Unpark { through: *last });
@@ -586,14 +570,5 @@ fn belief_after(kv: Disposition) -> Option<Belief> {
         Disposition::Preserved => None,
         Disposition::Forgotten => Some(Belief::Gone),
         Disposition::Unknown => Some(Belief::Unknown),
-    }
-}
-
-/// The less certain of two fates.
-fn worse(a: Option<Belief>, b: Option<Belief>) -> Option<Belief> {
-    match (a, b) {
-        (Some(Belief::Unknown), _) | (_, Some(Belief::Unknown)) => Some(Belief::Unknown),
-        (None, fate) => fate,
-        (fate, _) => fate,
     }
 }

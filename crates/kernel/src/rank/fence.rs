@@ -16,7 +16,7 @@
 
 use alloc::vec::Vec;
 
-use super::{ClearRule, Effect, Head, Note, Rank, belief_after};
+use super::{Effect, Head, Note, Rank, belief_after};
 use crate::vocab::{Belief, Disposition, PerTier, TierSet};
 
 /// Replays that one search for a quiet moment may take before a marker is asked for.
@@ -29,6 +29,18 @@ pub(super) struct Fence {
     closed: TierSet,
     /// The fence opened by replay; the first batch after it still drains what was pending in the engine.
     drains_next: bool,
+    owed: Owed,
+}
+
+/// The clear events that the engine owes the stream for fak's own actions. Which of those that come are they? Only when the
+/// fence has opened and the engine has drained is it sure that they are all in, so until then one that spares the
+/// connector's tiers is contested: it may be somebody else's, that spared nothing.
+#[derive(Clone, Copy, Debug, Default)]
+struct Owed {
+    clears: u32,
+    seen: u32,
+    /// What they do to the connector's tiers, the worst of them where there are several.
+    fate: PerTier<Option<Belief>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,8 +80,40 @@ impl Fence {
         matches!(self.stage, Stage::Settling(Settling { ended: Some(_), .. }))
     }
 
+    /// Whether a clear was seen of which it is not sure yet that it was fak's own and spared the connector's tiers.
+    pub(super) fn is_contested(&self) -> bool {
+        let spares = TierSet::CONNECTOR.iter().any(|t| self.owed.fate.get(t).is_none());
+        (1..=self.owed.clears).contains(&self.owed.seen) && spares
+    }
+
+    /// What `clears` clear events do to each tier, and whether fak's own actions account for them.
+    pub(super) fn explain(
+        &mut self,
+        clears: u32,
+        out: &mut Vec<Effect>,
+    ) -> (PerTier<Option<Belief>>, bool) {
+        let gone = Some(Belief::Gone);
+        if clears == 0 {
+            return (PerTier { gpu: gone, ..PerTier::all(None) }, true);
+        }
+        let owed = self.owed.clears.saturating_sub(self.owed.seen);
+        let settled = self.is_open() && !self.drains_next;
+        self.owed.seen = if settled { 0 } else { self.owed.seen.saturating_add(clears) };
+        if clears > owed {
+            out.push(Effect::Note(Note::ClearUnexplained { clears: clears - owed }));
+            return (PerTier { gpu: gone, ..PerTier::all(Some(Belief::Unknown)) }, false);
+        }
+        (PerTier { gpu: gone, ..self.owed.fate }, true)
+    }
+
+    /// No clear that comes from here on is fak's own, for all that is known.
+    pub(super) fn forget_owed(&mut self) {
+        self.owed = Owed::default();
+    }
+
     /// Another life answers from here on: what was seen of the old one proves nothing.
     pub(super) fn restart(&mut self) {
+        self.forget_owed();
         match &mut self.stage {
             Stage::Open => *self = Self::default(),
             Stage::Acting => {}
@@ -85,35 +129,72 @@ impl Fence {
 }
 
 impl Rank {
-    pub(super) fn intent(&mut self, tiers: TierSet, out: &mut Vec<Effect>) {
+    pub(super) fn intent(
+        &mut self,
+        tiers: TierSet,
+        clear: Option<PerTier<Disposition>>,
+        out: &mut Vec<Effect>,
+    ) {
         if tiers.is_empty() {
             return;
         }
         self.fence.stage = Stage::Acting;
         self.fence.closed = self.fence.closed.with(tiers);
         self.fence.drains_next = false;
+        if let Some(kv) = clear {
+            self.fence.owed.clears += 1;
+            for tier in TierSet::CONNECTOR.iter() {
+                let fate = self.fence.owed.fate.get_mut(tier);
+                *fate = belief_after(kv.get(tier)).or(*fate);
+            }
+        }
         self.demote(tiers, Belief::Unknown, out);
     }
 
     pub(super) fn outcome(
         &mut self,
         kv: PerTier<Disposition>,
-        clear: Option<ClearRule>,
+        clears: bool,
         out: &mut Vec<Effect>,
     ) {
+        self.demote_by(kv, out);
+        if !clears && self.fence.owed.clears > 0 {
+            self.fence.owed.clears -= 1;
+            self.disown(out);
+        }
+        if self.fence.stage == Stage::Acting || !self.fence.closed.is_empty() {
+            self.settle(out);
+        }
+    }
+
+    /// A clear that was taken for one of fak's own has turned out not to be.
+    fn disown(&mut self, out: &mut Vec<Effect>) {
+        let Owed { clears, seen, .. } = self.fence.owed;
+        if seen > clears {
+            out.push(Effect::Note(Note::ClearUnexplained { clears: seen - clears }));
+            self.demote(TierSet::CONNECTOR, Belief::Unknown, out);
+        }
+    }
+
+    /// Beliefs are lost to something that is no action of fak's, or not one that is under way.
+    pub(super) fn distrust(&mut self, kv: PerTier<Disposition>, out: &mut Vec<Effect>) {
+        self.demote_by(kv, out);
+        // The action under way has its outcome, and so its barrier, still to come.
+        if self.fence.stage != Stage::Acting && !kv.demoted().is_empty() {
+            self.settle(out);
+        }
+    }
+
+    /// Demotes what a verdict does not preserve, and closes the fence on it.
+    fn demote_by(&mut self, kv: PerTier<Disposition>, out: &mut Vec<Effect>) {
         for to in [Belief::Gone, Belief::Unknown] {
             let fate = |t: &_| belief_after(kv.get(*t)) == Some(to);
-            let tiers: TierSet = TierSet::ALL.iter().filter(fate).collect();
-            // What the intent demoted is unknown already; what is proven gone is said to be.
-            let known = if to == Belief::Unknown { self.fence.closed } else { TierSet::NONE };
-            self.demote(tiers.without(known), to, out);
+            self.demote(TierSet::ALL.iter().filter(fate).collect(), to, out);
         }
-        self.owed.extend(clear);
         self.fence.closed = self.fence.closed.with(kv.demoted());
-        if self.fence.closed.is_empty() {
-            self.fence.stage = Stage::Open;
-            return;
-        }
+    }
+
+    fn settle(&mut self, out: &mut Vec<Effect>) {
         self.fence.drains_next = false;
         self.fence.stage = Stage::Settling(Settling::default());
         if self.connected && self.session.is_none() {
@@ -175,7 +256,7 @@ impl Rank {
             self.fence.drains_next = false;
             self.fence.closed = TierSet::NONE;
             // A clear of fak's own action was in the stream before this point, or it never comes.
-            self.owed.clear();
+            self.fence.forget_owed();
         }
     }
 }

@@ -15,6 +15,8 @@ use crate::vocab::{Belief, TierSet};
 pub(super) struct Session {
     id: u64,
     attempt: u8,
+    /// The cursor when it was asked for.
+    began_at: Option<Cursor>,
     /// Asked while the fence was settling: its end counts for the barrier.
     barrier: bool,
     /// The batch that has to come first, byte for byte.
@@ -26,9 +28,11 @@ impl Rank {
     /// Asks for a replay from the last batch taken, or from the start.
     pub(super) fn ask_replay(&mut self, attempt: u8, out: &mut Vec<Effect>) {
         self.next_id += 1;
+        self.overflowed = false;
         self.session = Some(Session {
             id: self.next_id,
             attempt,
+            began_at: self.cursor,
             barrier: self.fence.is_settling(),
             expects: self.cursor,
             last: None,
@@ -43,7 +47,6 @@ impl Rank {
         match expected {
             Some(cursor) if head.seq > cursor.seq => return self.history_gone(out),
             Some(cursor) if head.seq < cursor.seq => return self.fail(out),
-            Some(cursor) if head.digest != cursor.digest => return self.new_life(out),
             Some(_) => {}
             None => match current.last {
                 Some(last) if head.seq <= last => return,
@@ -79,8 +82,8 @@ impl Rank {
         if self.linked {
             self.take_parked(out);
         }
-        if !self.parked.is_empty() {
-            return self.again(current.attempt, out);
+        if !self.parked.is_empty() || self.overflowed {
+            return self.again(&current, out);
         }
         self.caught_up(out);
         self.seek_barrier(out);
@@ -95,16 +98,18 @@ impl Rank {
     /// The session came to nothing; what it brought so far stays, since it was contiguous.
     fn fail(&mut self, out: &mut Vec<Effect>) {
         let Some(current) = self.session.take() else { return };
-        if self.suspended || !self.parked.is_empty() {
-            self.again(current.attempt, out);
-        } else {
-            self.barrier_failed(out);
+        if self.incomplete {
+            return self.again(&current, out);
         }
+        self.take_parked(out);
+        self.caught_up(out);
+        self.barrier_failed(out);
     }
 
-    fn again(&mut self, attempt: u8, out: &mut Vec<Effect>) {
-        if attempt + 1 < self.config.attempts_max {
-            self.ask_replay(attempt + 1, out);
+    fn again(&mut self, failed: &Session, out: &mut Vec<Effect>) {
+        let attempt = if failed.began_at == self.cursor { failed.attempt + 1 } else { 0 };
+        if attempt < self.config.attempts_max {
+            self.ask_replay(attempt, out);
         } else {
             self.give_up(out);
         }
@@ -116,18 +121,22 @@ impl Rank {
         out.push(Effect::Note(Note::GapNotClosed));
         self.gap_open = false;
         self.linked = false;
-        self.suspend(out);
-        self.ask_replay(0, out);
+        self.complete_by_replay(out);
     }
 
-    /// Goes on without replay until the next connection, which belongs to one process and so to one life.
+    /// Goes on without replay.
     fn give_up(&mut self, out: &mut Vec<Effect>) {
+        self.gap_open = false;
+        out.push(Effect::Note(Note::GapNotClosed));
+        if !self.linked {
+            // What the connection still holds may be older than all that was replayed, or another life's. What a new
+            // connection brings is neither.
+            self.give_up_next = true;
+            return self.start_over(out);
+        }
         let parked = mem::take(&mut self.parked);
         self.break_off(out);
-        out.push(Effect::Note(Note::GapNotClosed));
-        self.gap_open = false;
         self.replay_given_up = true;
-        self.linked = true;
         for head in parked.into_values() {
             if self.cursor.is_some_and(|c| head.seq != c.seq + 1) {
                 self.demote(TierSet::ALL, Belief::Unknown, out);
@@ -151,9 +160,9 @@ impl Rank {
     }
 
     fn caught_up(&mut self, out: &mut Vec<Effect>) {
+        self.incomplete = false;
         if mem::take(&mut self.gap_open) {
             out.push(Effect::Note(Note::GapClosed));
         }
-        self.restore(out);
     }
 }

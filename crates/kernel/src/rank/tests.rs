@@ -151,8 +151,8 @@ impl Shell {
 
     /// A reset of the gpu that the engine says it did.
     fn reset(&mut self) {
-        self.feed(Event::Intent { tiers: TierSet::GPU });
-        self.feed(Event::Outcome { kv: local_reset(), clear: Some(ClearRule(local_reset())) });
+        self.feed(Event::Intent { tiers: TierSet::GPU, clear: Some(local_reset()) });
+        self.feed(Event::Outcome { kv: local_reset(), clears: true });
     }
 }
 
@@ -370,6 +370,24 @@ fn a_store_published_before_the_action_and_delivered_after_it_stays_cold() {
 }
 
 #[test]
+fn beliefs_are_cold_before_the_call_leaves() {
+    let mut shell = Shell::started(&[batch(1, 0, &[Store("A"), StoreCpu("A")])]);
+    shell.feed(Event::Intent { tiers: TierSet::GPU, clear: Some(local_reset()) });
+    assert_eq!(shell.warm(), "A@cpu");
+    shell.feed(Event::Intent { tiers: TierSet::ALL, clear: None });
+    assert_eq!(shell.warm(), "");
+}
+
+#[test]
+fn an_action_that_touches_nothing_demotes_nothing() {
+    let mut shell = Shell::started(&abc());
+    shell.feed(Event::Intent { tiers: TierSet::NONE, clear: None });
+    shell.feed(Event::Outcome { kv: all(Disposition::Preserved), clears: false });
+    assert_eq!(shell.warm(), "A B C");
+    assert!(shell.rank.is_settled());
+}
+
+#[test]
 fn a_clear_that_comes_with_the_first_request_after_the_wake_belongs_to_the_action() {
     let mut history = abc();
     let mut shell = Shell::started(&history);
@@ -392,7 +410,8 @@ fn an_earlier_clear_of_somebody_else_does_not_open_the_fence() {
     history.push(batch(1, 3, &[Clear, Store("X")]));
     shell.live(&history[3]);
     shell.answer_all(&history);
-    assert_eq!(shell.warm(), "");
+    // Whose clear it was is not sure yet.
+    assert_eq!(shell.warm(), "suspended");
     // Fak's own clear, and what really came after it.
     history.push(batch(1, 4, &[Clear, Store("Y")]));
     shell.live(&history[4]);
@@ -413,7 +432,7 @@ fn one_quiet_look_is_no_barrier_two_are() {
     assert!(!shell.rank.is_settled());
     shell.answer(&history);
     assert!(shell.rank.is_settled());
-    assert_eq!(shell.warm(), "");
+    assert_eq!(shell.warm(), "suspended");
 }
 
 #[test]
@@ -424,7 +443,7 @@ fn without_replay_a_marker_settles_the_action() {
     }
     shell.reset();
     shell.live(&batch(1, 3, &[Clear, Store("X")]));
-    assert_eq!(shell.warm(), "");
+    assert_eq!(shell.warm(), "suspended");
     let mut marked = batch(1, 4, &[Clear, Store("M")]);
     marked.head.marker = shell.marker;
     assert!(shell.marker.is_some());
@@ -491,8 +510,8 @@ fn a_connector_store_that_was_pending_at_the_reset_stays_cold() {
     let history = [batch(1, 0, &[Store("A")])].to_vec();
     let mut shell = Shell::started(&history);
     let kv = all(Disposition::Forgotten);
-    shell.feed(Event::Intent { tiers: TierSet::ALL });
-    shell.feed(Event::Outcome { kv, clear: Some(ClearRule(kv)) });
+    shell.feed(Event::Intent { tiers: TierSet::ALL, clear: Some(kv) });
+    shell.feed(Event::Outcome { kv, clears: true });
     shell.answer_all(&history);
     let drains = batch(1, 1, &[Clear, Store("N"), StoreCpu("A")]);
     shell.live(&drains);
@@ -506,8 +525,8 @@ fn a_connector_store_that_was_pending_at_the_reset_stays_cold() {
 fn a_refused_external_reset_that_emits_no_clear_lets_no_pending_connector_store_warm() {
     let history = [batch(1, 0, &[Store("A")])].to_vec();
     let mut shell = Shell::started(&history);
-    shell.feed(Event::Intent { tiers: TierSet::ALL });
-    shell.feed(Event::Outcome { kv: all(Disposition::Unknown), clear: None });
+    shell.feed(Event::Intent { tiers: TierSet::ALL, clear: Some(all(Disposition::Forgotten)) });
+    shell.feed(Event::Outcome { kv: all(Disposition::Unknown), clears: false });
     shell.answer_all(&history);
     let drains = batch(1, 1, &[Store("N"), StoreCpu("A")]);
     shell.live(&drains);
@@ -519,8 +538,8 @@ fn a_refused_external_reset_that_emits_no_clear_lets_no_pending_connector_store_
 fn a_clear_that_a_failed_action_still_publishes_is_nobodys() {
     let history = [batch(1, 0, &[Store("A"), StoreCpu("A")])].to_vec();
     let mut shell = Shell::started(&history);
-    shell.feed(Event::Intent { tiers: TierSet::ALL });
-    shell.feed(Event::Outcome { kv: all(Disposition::Unknown), clear: None });
+    shell.feed(Event::Intent { tiers: TierSet::ALL, clear: Some(all(Disposition::Forgotten)) });
+    shell.feed(Event::Outcome { kv: all(Disposition::Unknown), clears: false });
     shell.answer_all(&history);
     let mut published = history;
     published.push(batch(1, 1, &[Store("B")]));
@@ -549,7 +568,7 @@ fn a_new_incarnation_asks_for_a_new_connection_and_hears_nothing_of_the_old_one(
     shell.feed(Event::NewIncarnation);
     assert_eq!(shell.reconnects, 1);
     shell.live(&batch(1, 3, &[Store("D")]));
-    assert_eq!(shell.warm(), "");
+    assert_eq!(shell.warm(), "suspended");
     shell.feed(Event::Connected);
     let fresh = [batch(2, 0, &[Store("Z")])];
     shell.answer_all(&fresh);
