@@ -1,3 +1,11 @@
 //! The product: one library and one binary.
+//!
+//! Invariant: parts reach each other only in the direction of DESIGN section 5; `app` alone knows
+//! them all.
 
+pub mod cli;
+pub mod config;
+pub mod engine;
 pub mod events;
+pub mod runtime;
+pub mod telemetry;

@@ -1,3 +1,4 @@
 //! Every integration test of the product, in one binary.
 
+mod engine;
 mod events;

@@ -1,0 +1,247 @@
+//! Arguments in, data on stdout out, exit code.
+//!
+//! Invariant: whatever can be checked without doing anything is checked before anything is done;
+//! bad usage exits 64.
+
+pub mod report;
+pub mod trace;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// A gateway and control plane in front of vLLM workers that never claims a warm KV cache it cannot
+/// prove.
+#[derive(Debug, Parser)]
+#[command(name = "fak", version, disable_help_subcommand = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a trace of tool calls against an engine and audit what it reused.
+    Run(RunArgs),
+    /// Serve a simulated vLLM until Ctrl-C.
+    Sim(SimArgs),
+    /// What each action means for each cache tier.
+    Witness {
+        /// What to show.
+        #[command(subcommand)]
+        command: WitnessCommand,
+    },
+}
+
+/// What `fak witness` shows.
+#[derive(Debug, Subcommand)]
+pub enum WitnessCommand {
+    /// The decision table.
+    Table {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+const RUN_HELP: &str = "\
+Trace file:
+  {\"calls\":[{\"tool\":\"search\",\"args\":{..},\"meta\":{\"session\":\"s1\",
+    \"fak_cache_tenant\":\"a\",\"fak_turn_priority\":\"1\",
+    \"openai_endpoint\":\"chat|completions\"}}],\"policy\":{..}}
+  Args that hold \"messages\" or \"prompt\" are sent as they are; any others become a user
+  message of the tool's name and its arguments, answered with 256 tokens at most. Keys that start
+  with _ are notes.
+  If any call names a tenant, cache salts in args are dropped and each tenant gets its own.
+
+Policy (--policy FILE, else the trace's own \"policy\", else every call is allowed):
+  {\"allow\":[\"search\"],\"allow_prefix\":[\"read_\"],\"deny\":{\"rm_rf\":\"POLICY_BLOCK\"}}
+  A tool that is on no list is denied.
+
+Environment (--engine vllm):
+  FAK_VLLM_BASE_URL             http://host:8000/v1, with or without /v1
+  FAK_VLLM_MODEL                model to ask for; default: the one that is served
+  FAK_VLLM_API_KEY              the engine's API key, sent to the engine alone
+  FAK_VLLM_WORKER_ID            default: vllm
+  FAK_VLLM_METRICS_URL          default: the base without /v1, plus /metrics
+  FAK_VLLM_PRIORITY_SCHEDULING  1 where the engine schedules by priority
+  FAK_VLLM_KV_EVENTS            tcp://host:5557; default: asked of the engine
+  FAK_VLLM_KV_REPLAY            tcp://host:5558; default: asked of the engine
+  FAK_CACHE_SALT_KEY            key of the digest behind cache salts
+  FAK_LOG                       log filter, as in fak=debug; default: warn
+
+Exit codes: 0 done, 1 a call failed or was cancelled, 2 every call was denied, 64 bad usage or
+configuration.";
+
+/// Arguments of `fak run`.
+#[derive(Debug, Args)]
+#[command(after_help = RUN_HELP)]
+pub struct RunArgs {
+    /// The trace file.
+    #[arg(long, value_name = "FILE")]
+    pub trace: PathBuf,
+    /// A vLLM (see FAK_VLLM_BASE_URL), or one that is simulated inside this process.
+    #[arg(long, value_enum, default_value_t = EngineKind::Vllm)]
+    pub engine: EngineKind,
+    /// The capability floor; goes before a policy in the trace file.
+    #[arg(long, value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// Print JSON, once all calls are done.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which engine to run against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EngineKind {
+    /// A real one.
+    Vllm,
+    /// A simulated one.
+    Sim,
+}
+
+impl EngineKind {
+    /// The word, as in the arguments and the report.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sim => "sim",
+        }
+    }
+}
+
+/// Arguments of `fak sim`.
+#[derive(Debug, Args)]
+pub struct SimArgs {
+    /// Where HTTP is served; port 0 takes a free one.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
+    pub listen: SocketAddr,
+    /// Where KV events are published.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:5557")]
+    pub kv_events: SocketAddr,
+    /// Where KV events are replayed.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:5558")]
+    pub replay: SocketAddr,
+    /// Which vLLM it behaves like.
+    #[arg(long, value_enum, default_value_t = SimProfile::V0_32)]
+    pub profile: SimProfile,
+    /// Which connector it has.
+    #[arg(long, value_enum, default_value_t = SimConnector::Offloading)]
+    pub connector: SimConnector,
+    /// The name of the served model.
+    #[arg(long, value_name = "NAME", default_value = "sim")]
+    pub model: String,
+}
+
+/// Which vLLM the simulator behaves like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SimProfile {
+    /// vLLM 0.11.
+    #[value(name = "0.11")]
+    V0_11,
+    /// vLLM 0.19.
+    #[value(name = "0.19")]
+    V0_19,
+    /// vLLM 0.32.
+    #[value(name = "0.32")]
+    V0_32,
+    /// vLLM 0.32 with `clear_connector_cache` on pause and sleep.
+    KeepTier,
+}
+
+/// Which connector the simulator has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SimConnector {
+    /// None.
+    None,
+    /// Host memory; clears itself.
+    Offloading,
+    /// A shared store.
+    Mooncake,
+    /// Host memory and a shared store.
+    Multi,
+}
+
+/// What a process exits with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// Done.
+    Done = 0,
+    /// Failed.
+    Failed = 1,
+    /// The engine or fak refused, and nothing changed.
+    Refused = 2,
+    /// Bad usage or configuration.
+    Usage = 64,
+}
+
+impl From<Exit> for std::process::ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// What parsing the arguments led to, where it led to no command.
+#[derive(Debug)]
+pub struct Stopped {
+    /// What to print.
+    pub text: String,
+    /// Whether it was asked for, and so is data: `--help`, `--version`.
+    pub asked: bool,
+}
+
+impl Cli {
+    /// Parses arguments, the program's name first.
+    ///
+    /// # Errors
+    ///
+    /// [`Stopped`] for bad usage, and for `--help` and `--version`.
+    pub fn read<I, T>(args: I) -> Result<Self, Stopped>
+    where
+        I: IntoIterator<Item = T>,
+        T: Into<std::ffi::OsString> + Clone,
+    {
+        Self::try_parse_from(args)
+            .map_err(|error| Stopped { text: error.to_string(), asked: !error.use_stderr() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(args: &[&str]) -> Result<Cli, Stopped> {
+        Cli::read(std::iter::once("fak").chain(args.iter().copied()))
+    }
+
+    #[test]
+    fn the_definition_holds_together() {
+        use clap::CommandFactory as _;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn run_takes_what_the_contract_says() {
+        let cli = read(&["run", "--trace", "t.json", "--engine", "sim", "--policy", "p", "--json"]);
+        let Command::Run(args) = cli.expect("right").command else { panic!("run") };
+        assert_eq!((args.engine, args.json), (EngineKind::Sim, true));
+        let Command::Run(args) = read(&["run", "--trace=t"]).expect("right").command else {
+            panic!("run")
+        };
+        assert_eq!((args.engine, args.json, args.policy), (EngineKind::Vllm, false, None));
+    }
+
+    #[test]
+    fn bad_usage_is_told_from_help() {
+        for args in [&[][..], &["run"], &["run", "--trace", "t", "--engine", "x"], &["walk"]] {
+            assert!(!read(args).expect_err("wrong").asked, "{args:?}");
+        }
+        for args in [&["--help"][..], &["run", "--help"], &["--version"]] {
+            assert!(read(args).expect_err("help").asked, "{args:?}");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! What an engine can do, as far as it tells: never assumed, each answer with where it was learnt.
+//!
+//! Invariant: silence is "unknown", and "unknown" is never read as a yes. An engine answers 200 to
+//! arguments that it does not know (observed, 0.32.0), so only a declaration counts.
+
+use bytes::Bytes;
+use http::StatusCode;
+use serde_json::Value;
+
+use super::client::{Outgoing, Response};
+use super::control::{body, chain};
+use super::endpoints::{Control, Data};
+use super::{Engine, Error};
+
+/// Most models, event sources and connectors that are taken from an engine.
+const LIST_MAX: usize = 1024;
+
+/// An answer and where it comes from, or why there is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Learnt<T> {
+    /// The engine told.
+    Told {
+        /// What.
+        value: T,
+        /// Where: the path that told.
+        by: &'static str,
+    },
+    /// Nobody knows.
+    Unknown {
+        /// Why: what was asked and what came back.
+        why: String,
+    },
+}
+
+impl<T> Learnt<T> {
+    /// What was told, if anything.
+    #[must_use]
+    pub fn told(&self) -> Option<&T> {
+        match self {
+            Self::Told { value, .. } => Some(value),
+            Self::Unknown { .. } => None,
+        }
+    }
+
+    fn unknown(why: impl Into<String>) -> Self {
+        Self::Unknown { why: why.into() }
+    }
+
+    /// This answer, else the other; where neither knows, both reasons.
+    fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (told @ Self::Told { .. }, _) | (Self::Unknown { .. }, told @ Self::Told { .. }) => {
+                told
+            }
+            (Self::Unknown { why }, Self::Unknown { why: and }) => {
+                Self::Unknown { why: format!("{why}; {and}") }
+            }
+        }
+    }
+}
+
+/// What one engine can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The version text of `/version`.
+    pub version: Learnt<String>,
+    /// Whether `/sleep` declares `clear_connector_cache`. `/openapi.json` declares no parameter of
+    /// `/sleep` up to
+    /// 0.31.0, is off with `--disable-fastapi-docs`, and is not there on the Rust frontend:
+    /// unknown, and to be treated as no.
+    pub clear_connector_cache: Learnt<bool>,
+    /// The body of `/kv_event_sources`, since 0.31.0: where each rank's event sockets are. Left as
+    /// it came, for the part that connects to them.
+    pub kv_event_sources: Learnt<Bytes>,
+    /// What is served.
+    pub models: Learnt<Vec<Model>>,
+    /// The connector's class names: none without a connector, several for a multi connector's
+    /// parts.
+    pub connectors: Learnt<Vec<String>>,
+    /// Tokens in a block of the device cache, as configured. Events tell the truth of each group.
+    pub block_size: Learnt<u32>,
+    /// Whether the prefix cache is on.
+    pub prefix_caching: Learnt<bool>,
+}
+
+/// A served model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// Its name.
+    pub id: String,
+    /// Prompt and output tokens together, if told.
+    pub tokens_max: Option<u32>,
+    /// The model that an adapter sits on.
+    pub parent: Option<String>,
+}
+
+impl Engine {
+    /// Asks the engine what it can do. Never fails: what cannot be learnt says why.
+    pub async fn capabilities(&self) -> Capabilities {
+        let (version, openapi, sources, models, server, metrics) = tokio::join!(
+            self.look_data(Data::Version),
+            self.look(Control::OpenApi),
+            self.look(Control::KvEventSources),
+            self.look_data(Data::Models),
+            self.look(Control::ServerInfo),
+            self.scrape(),
+        );
+        let by = Data::Metrics.path();
+        let block_size = match &metrics {
+            Ok(snapshot) => match snapshot.total().block_size {
+                Some(value) => Learnt::Told { value, by },
+                None => Learnt::unknown(format!("{by} does not tell")),
+            },
+            Err(error) => Learnt::unknown(chain(error)),
+        };
+        Capabilities {
+            version: version.read(|body| Some(body.get("version")?.as_str()?.to_owned())),
+            clear_connector_cache: openapi.read(sleep_takes_clear_connector_cache),
+            kv_event_sources: sources.raw(),
+            models: models.read(self::models),
+            connectors: server.read(connectors),
+            block_size: server
+                .read(|body| u32::try_from(cache_setting(body, "block_size")?.as_u64()?).ok())
+                .or(block_size),
+            prefix_caching: server
+                .read(|body| cache_setting(body, "enable_prefix_caching")?.as_bool()),
+        }
+    }
+
+    async fn look(&self, look: Control) -> Look {
+        Look { path: look.path().path(), result: self.probe(&look).await }
+    }
+
+    async fn look_data(&self, route: Data) -> Look {
+        let request = Outgoing::to(self.endpoints.data(route));
+        let result = self.client.send(request, self.client.timeouts().probe).await;
+        Look { path: route.path(), result }
+    }
+}
+
+/// One look at a path.
+struct Look {
+    path: &'static str,
+    result: Result<Response, Error>,
+}
+
+impl Look {
+    /// What `read` finds in the JSON of a 200.
+    fn read<T>(&self, read: impl FnOnce(&Value) -> Option<T>) -> Learnt<T> {
+        self.learn(|response| read(&body(&response.body)))
+    }
+
+    /// The body of a 200, as it came.
+    fn raw(&self) -> Learnt<Bytes> {
+        self.learn(|response| Some(response.body.clone()))
+    }
+
+    fn learn<T>(&self, read: impl FnOnce(&Response) -> Option<T>) -> Learnt<T> {
+        let path = self.path;
+        match &self.result {
+            Ok(response) if response.status == StatusCode::OK => match read(response) {
+                Some(value) => Learnt::Told { value, by: path },
+                None => Learnt::unknown(format!("{path} does not tell")),
+            },
+            Ok(response) => {
+                Learnt::unknown(format!("{path} answered {}", response.status.as_u16()))
+            }
+            Err(error) => Learnt::unknown(format!("{path}: {}", chain(error))),
+        }
+    }
+}
+
+/// Whether `/sleep` lists the argument; an engine without dev mode describes no `/sleep` and has
+/// none to list.
+fn sleep_takes_clear_connector_cache(body: &Value) -> Option<bool> {
+    let paths = body.get("paths")?.as_object()?;
+    let parameters = paths.get("/sleep").and_then(|sleep| sleep.get("post")?.get("parameters"));
+    let named = |parameter: &Value| {
+        parameter.get("name").and_then(Value::as_str) == Some("clear_connector_cache")
+    };
+    Some(parameters.and_then(Value::as_array).is_some_and(|all| all.iter().any(named)))
+}
+
+fn models(body: &Value) -> Option<Vec<Model>> {
+    let models = body.get("data")?.as_array()?.iter().take(LIST_MAX).map(|model| {
+        let tokens = model.get("max_model_len").and_then(Value::as_u64);
+        Some(Model {
+            id: model.get("id")?.as_str()?.to_owned(),
+            tokens_max: tokens.and_then(|tokens| u32::try_from(tokens).ok()),
+            parent: model.get("parent").and_then(Value::as_str).map(str::to_owned),
+        })
+    });
+    models.collect()
+}
+
+/// The connector of `kv_transfer_config`, a multi connector by its parts. `/server_info` also holds
+/// the engine's environment, secrets included; nothing of that is kept.
+fn connectors(body: &Value) -> Option<Vec<String>> {
+    let config = body.get("vllm_config")?.as_object()?.get("kv_transfer_config")?;
+    let Some(name) = config.get("kv_connector").and_then(Value::as_str) else {
+        return Some(Vec::new());
+    };
+    let parts = config.get("kv_connector_extra_config").and_then(|extra| extra.get("connectors"));
+    match parts.and_then(Value::as_array) {
+        Some(parts) if name == "MultiConnector" => parts
+            .iter()
+            .take(LIST_MAX)
+            .map(|part| Some(part.get("kv_connector")?.as_str()?.to_owned()))
+            .collect(),
+        _ => Some(vec![name.to_owned()]),
+    }
+}
+
+fn cache_setting<'a>(body: &'a Value, name: &str) -> Option<&'a Value> {
+    body.get("vllm_config")?.get("cache_config")?.get(name)
+}

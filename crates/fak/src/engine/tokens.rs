@@ -1,0 +1,106 @@
+//! A request's prompt in tokens, as the engine will see it.
+//!
+//! Invariant: tokens are given only where they are surely the prompt's; a claim is made on them.
+
+use fak_wire::openai::{Api, Prompt, Request, RequestError, Tokenized};
+use serde_json::value::RawValue;
+
+use super::client::Outgoing;
+use super::endpoints::Data;
+use super::{Engine, Error};
+
+/// What of a chat request its template sees (vLLM 0.32.0, source).
+const CHAT_FIELDS: &[&str] = &[
+    "model",
+    "messages",
+    "tools",
+    "tool_choice",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "reasoning_effort",
+    "mm_processor_kwargs",
+];
+
+/// What of a completions request its tokens depend on.
+const COMPLETIONS_FIELDS: &[&str] = &["model", "prompt", "add_special_tokens"];
+
+/// Why a prompt's tokens are not known.
+#[derive(Debug, thiserror::Error)]
+pub enum TokensError {
+    /// The request is wrong.
+    #[error("the request has no readable prompt")]
+    Request(#[from] RequestError),
+    /// Several prompts, none, or one that the engine cuts.
+    #[error("the request has no single whole prompt")]
+    NotOnePrompt,
+    /// `/tokenize` was not answered.
+    #[error("/tokenize was not answered")]
+    Engine(#[from] Error),
+    /// `/tokenize` answered with something else.
+    #[error("/tokenize answered {status} without tokens")]
+    NoTokens {
+        /// The HTTP status.
+        status: u16,
+    },
+}
+
+impl Engine {
+    /// The tokens of the request's prompt: its own, where it comes in tokens, else what `/tokenize`
+    /// makes of it.
+    ///
+    /// # Errors
+    ///
+    /// [`TokensError`]
+    pub async fn tokens(&self, request: &Request) -> Result<Vec<u32>, TokensError> {
+        let is_cut = request.raw("truncate_prompt_tokens").is_some_and(|raw| raw != "null");
+        if is_cut {
+            return Err(TokensError::NotOnePrompt);
+        }
+        let fields = match request.api() {
+            Api::Chat => CHAT_FIELDS,
+            Api::Completions => match request.prompt()? {
+                Some(Prompt::Tokens(tokens)) => return Ok(tokens),
+                Some(Prompt::Text(_)) => COMPLETIONS_FIELDS,
+                Some(Prompt::TokenLists(mut lists)) if lists.len() == 1 => {
+                    return Ok(lists.swap_remove(0));
+                }
+                Some(_) | None => return Err(TokensError::NotOnePrompt),
+            },
+        };
+        self.tokenize(selected(request, fields)).await
+    }
+
+    async fn tokenize(&self, body: Vec<u8>) -> Result<Vec<u32>, TokensError> {
+        let request = Outgoing::to(self.endpoints.data(Data::Tokenize)).json(body.into());
+        let response = self.client.send(request, self.client.timeouts().probe).await?;
+        let status = response.status.as_u16();
+        match Tokenized::parse(&response.body) {
+            Ok(tokenized) if status == 200 => Ok(tokenized.tokens),
+            Ok(_) | Err(_) => Err(TokensError::NoTokens { status }),
+        }
+    }
+}
+
+/// Whether the engine computes the whole prompt, whatever its caches hold: it does where the
+/// prompt's log probabilities are asked for, `echo` with `logprobs` included (0.32.0, source).
+#[must_use]
+pub fn skips_prefix_cache(request: &Request) -> bool {
+    let is_set = |field| request.raw(field).is_some_and(|raw| !matches!(raw, "null" | "false"));
+    is_set("prompt_logprobs") || (is_set("echo") && is_set("logprobs"))
+}
+
+/// A body of these fields alone, as the request has them.
+fn selected(request: &Request, fields: &[&str]) -> Vec<u8> {
+    let present: std::collections::BTreeMap<&str, Box<RawValue>> = fields
+        .iter()
+        .filter_map(|field| {
+            let raw = request.raw(field)?.to_owned();
+            Some((*field, RawValue::from_string(raw).ok()?))
+        })
+        .collect();
+    serde_json::to_vec(&present).expect("names and raw JSON always serialize")
+}
