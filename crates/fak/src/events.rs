@@ -9,10 +9,12 @@
 
 pub mod discover;
 pub mod endpoint;
+pub mod fold;
 pub mod medium;
 pub mod ndjson;
 pub mod recorder;
 pub mod replay;
+pub mod stream;
 pub mod zmq;
 pub mod zmtp;
 

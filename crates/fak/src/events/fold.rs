@@ -1,0 +1,301 @@
+//! What a rank's stream means for what is believed of it: decodes, asks the kernel, and carries its effects out on the index.
+//!
+//! Invariant: one fold is the only writer of its rank's beliefs, and every batch that reaches the index went through
+//! [`fak_kernel::rank`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fak_index::{EngineHash, Extra, ExtraKey, GroupKind, Index, RankId, Remove, Store};
+use fak_kernel::rank::{Effect, Event, Head, Note, Rank, Take, Trust};
+use fak_kernel::{Tier, TierSet};
+use fak_wire::kv::{self, BlockHash, Removed, Stored};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::Item;
+use super::medium::Media;
+use super::recorder::{self, Cause, Kind, Recorder};
+
+/// What the kernel wants of the rank's sockets, or tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// A replay from `from` on, in place of any other.
+    Replay {
+        /// Names it.
+        session: u64,
+        /// First batch.
+        from: u64,
+        /// 0 at first; back off by it.
+        attempt: u8,
+    },
+    /// A new live connection.
+    Reconnect,
+    /// A marker request, once the worker serves.
+    Mark {
+        /// Names it.
+        id: u64,
+    },
+    /// Something worth a log line, a count or a row.
+    Tell(Note),
+}
+
+/// A request of fak's own whose store shows where in the stream its sending lies.
+#[derive(Clone, Debug)]
+pub struct Marker {
+    /// The kernel's name for it.
+    pub id: u64,
+    /// The tokens of its first block, which no other prompt has.
+    pub tokens: Vec<u32>,
+}
+
+/// One rank's fold.
+pub struct Fold {
+    rank: Rank,
+    index: Arc<Index>,
+    id: RankId,
+    parked: BTreeMap<u64, kv::Batch>,
+    media: Media,
+    limits: kv::Limits,
+    marker: Option<Marker>,
+    recorder: Arc<Recorder>,
+    name: recorder::Rank,
+}
+
+impl Fold {
+    /// A fold that writes to `id` in `index` and tells `recorder` what it did.
+    #[must_use]
+    pub fn new(
+        rank: Rank,
+        (index, id): (Arc<Index>, RankId),
+        recorder: Arc<Recorder>,
+        name: recorder::Rank,
+    ) -> Self {
+        Self {
+            rank,
+            index,
+            id,
+            parked: BTreeMap::new(),
+            media: Media::default(),
+            limits: kv::Limits::default(),
+            marker: None,
+            recorder,
+            name,
+        }
+    }
+
+    /// Takes in what the live source yields.
+    pub fn item(&mut self, item: Item) -> Vec<Ask> {
+        match item {
+            Item::Connected { .. } => self.fact(Event::Connected),
+            Item::Disconnected { .. } => self.fact(Event::Disconnected),
+            Item::Bad { why } => {
+                tracing::warn!(worker = %self.name.worker, rank = self.name.rank, error = %why, "not a batch");
+                self.recorder.bad(&self.name);
+                self.fact(Event::NoBatch)
+            }
+            Item::Batch { seq, payload } => {
+                let (head, batch) = self.read(seq, &payload);
+                self.step(Event::Live(head), Some(batch), Cause::Live)
+            }
+        }
+    }
+
+    /// Takes in a batch of the replay `session`.
+    pub fn replayed(&mut self, session: u64, seq: u64, payload: &Bytes) -> Vec<Ask> {
+        let (head, batch) = self.read(seq, payload);
+        self.step(Event::ReplayBatch { session, head }, Some(batch), Cause::Replay)
+    }
+
+    /// Takes in a fact that is no batch.
+    pub fn fact(&mut self, event: Event) -> Vec<Ask> {
+        self.step(event, None, Cause::Live)
+    }
+
+    /// From now on a store of the marker's tokens is taken for the marker's.
+    pub fn expect(&mut self, marker: Marker) {
+        self.marker = Some(marker);
+    }
+
+    /// How far the rank's beliefs can be relied on.
+    #[must_use]
+    pub fn trust(&self) -> Trust {
+        self.rank.trust()
+    }
+
+    /// Whether the last action is settled.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.rank.is_settled()
+    }
+
+    fn read(&self, seq: u64, payload: &Bytes) -> (Head, kv::Batch) {
+        let digest = xxh3_128(payload);
+        match kv::decode(payload, &self.limits) {
+            Ok(batch) => {
+                let clears =
+                    batch.events.iter().filter(|e| matches!(e, kv::Event::Cleared)).count();
+                let clears = u32::try_from(clears).unwrap_or(u32::MAX);
+                let marker = self.marker_in(&batch);
+                (Head { seq, digest, clears, marker, readable: true }, batch)
+            }
+            Err(error) => {
+                tracing::warn!(worker = %self.name.worker, rank = self.name.rank, seq, %error, "a batch does not decode");
+                self.recorder.bad(&self.name);
+                let head = Head { seq, digest, clears: 0, marker: None, readable: false };
+                (head, kv::Batch::default())
+            }
+        }
+    }
+
+    fn marker_in(&self, batch: &kv::Batch) -> Option<u64> {
+        let marker = self.marker.as_ref()?;
+        let is_it = |event: &kv::Event| matches!(event, kv::Event::Stored(s) if s.parent.is_none() && s.tokens.starts_with(&marker.tokens));
+        batch.events.iter().any(is_it).then_some(marker.id)
+    }
+
+    fn step(&mut self, event: Event, batch: Option<kv::Batch>, cause: Cause) -> Vec<Ask> {
+        let fed = match event {
+            Event::Live(head) | Event::ReplayBatch { head, .. } => Some(head.seq),
+            _ => None,
+        };
+        let effects = self.rank.step(event);
+        let mut batch = batch;
+        let mut asks = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Take(take) => {
+                    let fresh = if fed == Some(take.seq) { batch.take() } else { None };
+                    // A batch of that number may be parked as well: it is the same one.
+                    let parked = self.parked.remove(&take.seq);
+                    if let Some(batch) = fresh.or(parked) {
+                        self.apply(&batch, take, cause);
+                    }
+                }
+                Effect::Park { seq } => {
+                    if let Some(batch) = batch.take() {
+                        self.parked.insert(seq, batch);
+                    }
+                }
+                Effect::Unpark { through } => {
+                    self.parked = self.parked.split_off(&through.saturating_add(1));
+                }
+                Effect::Demote { tiers, to } => self.index.demote(self.id, tiers, to),
+                Effect::ForgetIdentities => self.index.forget_identities(self.id),
+                Effect::Suspend => self.index.suspend(self.id),
+                Effect::Restore => self.index.restore(self.id),
+                Effect::Ignore { seq, why } => {
+                    tracing::debug!(worker = %self.name.worker, rank = self.name.rank, seq, %why, "batch ignored")
+                }
+                Effect::Replay { session, from, attempt } => {
+                    asks.push(Ask::Replay { session, from, attempt })
+                }
+                Effect::Reconnect => asks.push(Ask::Reconnect),
+                Effect::Mark { id } => asks.push(Ask::Mark { id }),
+                Effect::Note(note) => {
+                    if let Note::Gap { lost } = note {
+                        self.recorder.gap(&self.name, lost);
+                    }
+                    asks.push(Ask::Tell(note));
+                }
+            }
+        }
+        asks
+    }
+
+    fn apply(&mut self, batch: &kv::Batch, take: Take, cause: Cause) {
+        let mut recorded = Vec::with_capacity(batch.events.len());
+        for event in &batch.events {
+            recorded.push(match event {
+                kv::Event::Stored(stored) => {
+                    let store = store(stored, self.media.tier(stored.medium.as_deref()));
+                    self.index.store(self.id, &store, take.gain);
+                    recorder::Event {
+                        kind: Kind::Stored,
+                        tier: Some(store.tier),
+                        cause,
+                        blocks: store.hashes.len() as u64,
+                    }
+                }
+                kv::Event::Removed(removed) => {
+                    let remove = remove(removed, self.media.tier(removed.medium.as_deref()));
+                    self.index.remove(self.id, &remove);
+                    recorder::Event {
+                        kind: Kind::Removed,
+                        tier: Some(remove.tier),
+                        cause,
+                        blocks: remove.hashes.len() as u64,
+                    }
+                }
+                kv::Event::Cleared => {
+                    let cause = self.clear(take);
+                    recorder::Event { kind: Kind::Cleared, tier: None, cause, blocks: 0 }
+                }
+            });
+        }
+        self.recorder.batch(&self.name, take.seq, recorded);
+    }
+
+    fn clear(&self, take: Take) -> Cause {
+        for tier in Tier::ALL {
+            if let Some(to) = take.clear.get(*tier) {
+                self.index.demote(self.id, TierSet::of(*tier), to);
+            }
+        }
+        if take.explained { Cause::OwnAction } else { Cause::Unexplained }
+    }
+}
+
+fn store(stored: &Stored, tier: Tier) -> Store {
+    Store {
+        hashes: stored.hashes.iter().map(hash).collect(),
+        parent: stored.parent.as_ref().map(hash),
+        tokens: stored.tokens.clone(),
+        block_size: stored.block_size,
+        extra: extra(&stored.extra_keys),
+        lora: lora(stored),
+        tier,
+        group: stored.group,
+        kind: match stored.spec_kind.as_deref() {
+            Some("full_attention") => GroupKind::Full,
+            Some("sliding_window") => GroupKind::Window { tokens: stored.sliding_window },
+            _ => GroupKind::Other,
+        },
+    }
+}
+
+fn remove(removed: &Removed, tier: Tier) -> Remove {
+    Remove { hashes: removed.hashes.iter().map(hash).collect(), tier, group: removed.group }
+}
+
+fn hash(hash: &BlockHash) -> EngineHash {
+    match hash {
+        BlockHash::Int(value) => EngineHash::Int(*value),
+        BlockHash::Bytes(bytes) => EngineHash::Bytes(bytes.clone()),
+    }
+}
+
+/// The adapter's name. Layouts before vLLM 0.14.1 give its number alone, which is no name that a request could have.
+fn lora(stored: &Stored) -> Option<Box<str>> {
+    let number = || stored.lora_id.map(|id| format!("#{id}").into_boxed_str());
+    stored.lora_name.as_deref().map(Box::from).or_else(number)
+}
+
+fn extra(keys: &kv::ExtraKeys) -> Extra {
+    match keys {
+        kv::ExtraKeys::NotReported => Extra::NotReported,
+        kv::ExtraKeys::None => Extra::PerBlock(Vec::new()),
+        kv::ExtraKeys::PerBlock(blocks) => Extra::PerBlock(
+            blocks.iter().map(|keys| keys.iter().map(extra_key).collect()).collect(),
+        ),
+    }
+}
+
+fn extra_key(key: &kv::ExtraKey) -> ExtraKey {
+    match key {
+        kv::ExtraKey::Text(text) => ExtraKey::Text(text.as_str().into()),
+        kv::ExtraKey::Int(number) => ExtraKey::Int(*number),
+        kv::ExtraKey::Pair(item, offset) => ExtraKey::Item(item.as_str().into(), *offset),
+        kv::ExtraKey::Bytes(bytes) | kv::ExtraKey::Opaque(bytes) => ExtraKey::Bytes(bytes.clone()),
+    }
+}

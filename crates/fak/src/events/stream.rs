@@ -1,0 +1,312 @@
+//! One rank's stream, from its sockets to its beliefs: the task that owns a rank.
+//!
+//! Invariant: facts are folded one at a time, in the order in which they came; what waits for an answer (a replay, a connection)
+//! never holds up the live source. Requests are not held up by it either: they read the index.
+
+use std::future::{Future, pending};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fak_index::{Index, RankId, RankOptions};
+use fak_kernel::rank::{self, Event, Note, Trust};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
+
+use super::discover::Source;
+use super::endpoint::Endpoint;
+use super::fold::{Ask, Fold, Marker};
+use super::recorder::{self, Recorder};
+use super::replay::{self, Replay};
+use super::zmq::{Options, Subscription};
+use crate::runtime::Shutdown;
+
+/// Time for one replay, the connecting included. An idle vLLM answers within 0.1 s (0.32.0, observed).
+const REPLAY_WITHIN: Duration = Duration::from_secs(10);
+/// Pause before a replay that was tried before; doubles with each try.
+const REPLAY_RETRY_AFTER: Duration = Duration::from_millis(100);
+/// How often a barrier that could not be reached is tried again.
+const TICK: Duration = Duration::from_secs(1);
+/// Facts from other parts that may wait.
+const COMMANDS_MAX: usize = 64;
+
+/// How a rank's stream stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// How far its beliefs can be relied on.
+    pub trust: Trust,
+    /// Whether the last action is settled.
+    pub is_settled: bool,
+    /// The marker that the kernel wants sent, if one is.
+    pub marker: Option<u64>,
+}
+
+enum Command {
+    Fact { event: Event, done: oneshot::Sender<()> },
+    Expect(Marker),
+}
+
+/// The other parts' hold on a rank's stream; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    id: RankId,
+    rank: u32,
+    commands: mpsc::Sender<Command>,
+    status: watch::Receiver<Status>,
+}
+
+/// The stream's task has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the rank's event stream has ended")]
+pub struct Ended;
+
+impl Handle {
+    /// The rank in the index.
+    #[must_use]
+    pub fn id(&self) -> RankId {
+        self.id
+    }
+
+    /// Data-parallel rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// How the stream stands now.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        *self.status.borrow()
+    }
+
+    /// Feeds a fact; once it returns, the beliefs follow it.
+    ///
+    /// # Errors
+    /// [`Ended`]: nothing is believed of the rank any more.
+    pub async fn tell(&self, event: Event) -> Result<(), Ended> {
+        let (done, is_done) = oneshot::channel();
+        self.commands.send(Command::Fact { event, done }).await.map_err(|_| Ended)?;
+        is_done.await.map_err(|_| Ended)
+    }
+
+    /// Says which store will be the marker's. To be called before its request is sent.
+    ///
+    /// # Errors
+    /// [`Ended`].
+    pub async fn expect(&self, marker: Marker) -> Result<(), Ended> {
+        self.commands.send(Command::Expect(marker)).await.map_err(|_| Ended)
+    }
+
+    /// Waits until the status satisfies `wanted`.
+    ///
+    /// # Errors
+    /// [`Ended`].
+    pub async fn wait_for(&self, wanted: impl FnMut(&Status) -> bool) -> Result<Status, Ended> {
+        self.status.clone().wait_for(wanted).await.map(|status| *status).map_err(|_| Ended)
+    }
+}
+
+/// What a rank's stream writes to.
+#[derive(Clone)]
+pub struct Sink {
+    /// Beliefs.
+    pub index: Arc<Index>,
+    /// What an operator declares of the worker's ranks.
+    pub options: RankOptions,
+    /// What happened.
+    pub recorder: Arc<Recorder>,
+}
+
+/// A rank's stream; it lives by [`run`](Self::run).
+pub struct Stream {
+    name: recorder::Rank,
+    fold: Fold,
+    sink: Sink,
+    id: RankId,
+    live: Subscription,
+    replay_at: Option<Endpoint>,
+    replay: Replaying,
+    commands: mpsc::Receiver<Command>,
+    status: watch::Sender<Status>,
+    tick: Interval,
+}
+
+impl Stream {
+    /// A stream from `source` of `worker`; connects when run. Needs a tokio runtime.
+    #[must_use]
+    pub fn new(worker: &Arc<str>, source: Source, sink: Sink) -> (Self, Handle) {
+        let name = recorder::Rank { worker: Arc::clone(worker), rank: source.rank };
+        let id = sink.index.add_rank(sink.options);
+        let config = rank::Config { replay: source.replay.is_some(), ..rank::Config::default() };
+        let fold = Fold::new(
+            rank::Rank::new(config),
+            (Arc::clone(&sink.index), id),
+            Arc::clone(&sink.recorder),
+            name.clone(),
+        );
+        let (sender, commands) = mpsc::channel(COMMANDS_MAX);
+        let (status, status_read) = watch::channel(status_of(&fold, None));
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let stream = Self {
+            name,
+            fold,
+            sink,
+            id,
+            live: Subscription::new(Options::new(source.live, source.topic)),
+            replay_at: source.replay,
+            replay: Replaying::None,
+            commands,
+            status,
+            tick,
+        };
+        (stream, Handle { id, rank: source.rank, commands: sender, status: status_read })
+    }
+
+    /// Folds until told to stop. Then nothing is believed of the rank any more.
+    pub async fn run(mut self, stop: Shutdown) {
+        loop {
+            let asks = tokio::select! {
+                () = stop.requested() => break,
+                item = self.live.next() => self.fold.item(item),
+                step = self.replay.next() => self.replayed(step),
+                command = self.commands.recv() => match command {
+                    Some(command) => self.obey(command),
+                    None => break,
+                },
+                _ = self.tick.tick() => self.fold.fact(Event::Tick),
+            };
+            self.carry_out(asks);
+        }
+        self.sink.index.remove_rank(self.id);
+    }
+
+    fn obey(&mut self, command: Command) -> Vec<Ask> {
+        match command {
+            Command::Fact { event, done } => {
+                let asks = self.fold.fact(event);
+                // Whoever asked may have gone; the fact stands.
+                let _ = done.send(());
+                asks
+            }
+            Command::Expect(marker) => {
+                self.fold.expect(marker);
+                Vec::new()
+            }
+        }
+    }
+
+    fn replayed(&mut self, step: Step) -> Vec<Ask> {
+        match step {
+            Step::Batch { session, seq, payload } => self.fold.replayed(session, seq, &payload),
+            Step::End { session } => self.fold.fact(Event::ReplayEnd { session }),
+            Step::Failed { session, error } => {
+                let (worker, rank) = (&self.name.worker, self.name.rank);
+                tracing::warn!(%worker, rank, %error, "a replay failed");
+                self.fold.fact(Event::ReplayFailed { session })
+            }
+        }
+    }
+
+    fn carry_out(&mut self, asks: Vec<Ask>) {
+        let mut marker = self.status.borrow().marker;
+        for ask in asks {
+            match ask {
+                Ask::Replay { session, from, attempt } => {
+                    if let Some(endpoint) = &self.replay_at {
+                        self.replay = Replaying::start(endpoint, session, from, attempt);
+                    }
+                }
+                Ask::Reconnect => self.live.reconnect(),
+                Ask::Mark { id } => marker = Some(id),
+                Ask::Tell(note) => self.tell(note),
+            }
+        }
+        let now = status_of(&self.fold, marker);
+        self.status.send_if_modified(|status| std::mem::replace(status, now) != now);
+    }
+
+    fn tell(&self, note: Note) {
+        let (worker, rank) = (&self.name.worker, self.name.rank);
+        match note {
+            Note::Gap { lost } => tracing::warn!(%worker, rank, lost, "events are missing"),
+            Note::GapClosed => tracing::info!(%worker, rank, "a replay brought the missing events"),
+            Note::GapNotClosed => {
+                tracing::warn!(%worker, rank, "events are lost: what was believed is unknown");
+            }
+            Note::NewLife => tracing::warn!(%worker, rank, "another life of the engine"),
+            Note::ClearUnexplained { clears } => {
+                tracing::warn!(%worker, rank, clears, "somebody else cleared the cache");
+            }
+            Note::Settled => tracing::debug!(%worker, rank, "settled"),
+        }
+    }
+}
+
+fn status_of(fold: &Fold, marker: Option<u64>) -> Status {
+    let is_settled = fold.is_settled();
+    Status { trust: fold.trust(), is_settled, marker: marker.filter(|_| !is_settled) }
+}
+
+type Asking = Pin<Box<dyn Future<Output = Result<Replay, replay::Error>> + Send>>;
+
+/// The replay that runs, if one does.
+enum Replaying {
+    None,
+    Asking { session: u64, asking: Asking },
+    Reading { session: u64, replay: Box<Replay> },
+}
+
+/// What a replay brings.
+enum Step {
+    Batch { session: u64, seq: u64, payload: Bytes },
+    End { session: u64 },
+    Failed { session: u64, error: replay::Error },
+}
+
+impl Replaying {
+    fn start(endpoint: &Endpoint, session: u64, from: u64, attempt: u8) -> Self {
+        let endpoint = endpoint.clone();
+        let pause = match attempt {
+            0 => Duration::ZERO,
+            n => REPLAY_RETRY_AFTER * 2u32.pow(u32::from(n.min(6)) - 1),
+        };
+        let asking = Box::pin(async move {
+            sleep(pause).await;
+            Replay::ask(&endpoint, from, replay::Limits::default(), REPLAY_WITHIN).await
+        });
+        Self::Asking { session, asking }
+    }
+
+    /// The next step; never, where none runs. Nothing is lost when the future is dropped.
+    async fn next(&mut self) -> Step {
+        loop {
+            match self {
+                Self::None => pending().await,
+                Self::Asking { session, asking } => {
+                    let session = *session;
+                    match asking.await {
+                        Ok(replay) => *self = Self::Reading { session, replay: Box::new(replay) },
+                        Err(error) => return self.end(Step::Failed { session, error }),
+                    }
+                }
+                Self::Reading { session, replay } => {
+                    let session = *session;
+                    return match replay.next().await {
+                        Ok(Some(batch)) => {
+                            Step::Batch { session, seq: batch.seq, payload: batch.payload }
+                        }
+                        Ok(None) => self.end(Step::End { session }),
+                        Err(error) => self.end(Step::Failed { session, error }),
+                    };
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, step: Step) -> Step {
+        *self = Self::None;
+        step
+    }
+}
