@@ -2,7 +2,6 @@
 //!
 //! Invariant: the first step that fails ends the run, and the last line says how to run it again.
 
-use std::env;
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
@@ -11,8 +10,6 @@ use anyhow::{Context, Result, bail};
 
 /// The version that deny.toml was written for.
 const DENY_VERSION: &str = "0.20.2";
-/// Where it is installed if the machine has none; `target` is kept between runs.
-const DENY_ROOT: &str = "target/tools";
 
 /// One command of the gate.
 struct Step {
@@ -56,7 +53,7 @@ impl Step {
 /// Runs the gate in `root`, each fuzz target for `fuzz_seconds`.
 pub(crate) fn run(root: &Path, fuzz_seconds: u32) -> Result<()> {
     let start = Instant::now();
-    let steps = steps(&Deny::find(root), fuzz_seconds);
+    let steps = steps(has_deny(), fuzz_seconds);
     for step in &steps {
         step.run(root)?;
     }
@@ -65,16 +62,16 @@ pub(crate) fn run(root: &Path, fuzz_seconds: u32) -> Result<()> {
 }
 
 /// Cheap steps first, so that a slip is told within seconds.
-fn steps(deny: &Deny, fuzz_seconds: u32) -> Vec<Step> {
-    let doc = Step::new("doc", "cargo doc --workspace --no-deps --locked");
+fn steps(has_deny: bool, fuzz_seconds: u32) -> Vec<Step> {
     let mut steps =
         vec![Step::new("fmt", "cargo fmt --all --check"), Step::new("tidy", "cargo xtask tidy")];
-    if !deny.is_installed {
-        steps.push(Step::new("install cargo-deny, once, about 3 minutes", &Deny::install()));
+    if !has_deny {
+        let install = format!("cargo install cargo-deny --version {DENY_VERSION} --locked");
+        steps.push(Step::new("install cargo-deny, once, about 3 minutes", &install));
     }
-    let check = format!("{} check -D unmatched-skip bans licenses sources", deny.program);
+    let doc = Step::new("doc", "cargo doc --workspace --no-deps --locked");
     steps.extend([
-        Step::new("deny", &check),
+        Step::new("deny", "cargo deny check -D unmatched-skip bans licenses sources"),
         Step::new("clippy", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
         Step::new("test", "cargo test --workspace --locked"),
         Step { env: &[("RUSTDOCFLAGS", "-D warnings")], ..doc },
@@ -83,26 +80,10 @@ fn steps(deny: &Deny, fuzz_seconds: u32) -> Vec<Step> {
     steps
 }
 
-/// The cargo-deny to run: the machine's, or one built once into the target folder.
-struct Deny {
-    program: String,
-    is_installed: bool,
-}
-
-impl Deny {
-    fn find(root: &Path) -> Self {
-        let path = env::var_os("PATH").unwrap_or_default();
-        if env::split_paths(&path).any(|dir| dir.join("cargo-deny").is_file()) {
-            return Self { program: "cargo-deny".to_owned(), is_installed: true };
-        }
-        let program = format!("{DENY_ROOT}/bin/cargo-deny");
-        let is_installed = root.join(&program).is_file();
-        Self { program, is_installed }
-    }
-
-    fn install() -> String {
-        format!("cargo install cargo-deny --version {DENY_VERSION} --locked --root {DENY_ROOT}")
-    }
+/// Whether the machine has cargo-deny, whatever its version.
+fn has_deny() -> bool {
+    let probe = Command::new("cargo").args(["deny", "--version"]).output();
+    probe.is_ok_and(|output| output.status.success())
 }
 
 #[cfg(test)]
@@ -125,12 +106,10 @@ mod tests {
 
     #[test]
     fn the_gate_passes_its_options_on() {
-        let shown = |is_installed| -> Vec<String> {
-            let deny = Deny { program: "my-deny".to_owned(), is_installed };
-            steps(&deny, 60).iter().map(Step::shown).collect()
-        };
+        let shown =
+            |has_deny| -> Vec<String> { steps(has_deny, 60).iter().map(Step::shown).collect() };
         assert_eq!(shown(true).last().map(String::as_str), Some("fuzz/smoke.sh 60"));
-        assert!(shown(true)[2].starts_with("my-deny check "), "{:?}", shown(true));
-        assert!(shown(false)[2].starts_with("cargo install "), "{:?}", shown(false));
+        assert!(shown(true)[2].starts_with("cargo deny check "), "{:?}", shown(true));
+        assert!(shown(false)[2].starts_with("cargo install cargo-deny "), "{:?}", shown(false));
     }
 }

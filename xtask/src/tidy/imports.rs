@@ -71,7 +71,6 @@ pub(super) const PARTS: &[PartRow] = &[
     PartRow { name: "events", may: &["wire", "kernel", "index", "runtime", "telemetry"] },
     PartRow { name: "config", may: &["engine", "events"] },
     PartRow { name: "cli", may: &["config"] },
-    PartRow { name: "app", may: ALL },
 ];
 
 /// Checks manifests and sources against the tables.
