@@ -7,6 +7,7 @@ mod allow;
 mod bans;
 pub(crate) mod imports;
 mod manifests;
+mod page;
 mod size;
 mod text;
 
@@ -57,7 +58,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     found.extend(bans::check(&tree));
     found.extend(manifests::check(&tree));
     found.extend(imports::check(&tree, imports::CRATES, imports::PARTS));
-    found.extend(imports::check_document(&read(imports::DOCUMENT)?));
+    found.extend(page::check(&tree, &read(page::PAGE)?));
     let mut left = allow::apply(found, &read(allow::PATH)?);
     left.sort();
     for violation in &left {

@@ -9,12 +9,8 @@ use std::fmt::Write as _;
 use proc_macro2::{TokenStream, TokenTree};
 
 use super::Violation;
+use super::page::PAGE;
 use crate::tree::{Manifest, Source, Tree, after_colons, named_below};
-
-/// The page that shows the tables, from the root.
-pub(super) const DOCUMENT: &str = "ARCHITECTURE.md";
-/// Around the tables there.
-const MARKS: (&str, &str) = ("<!-- cargo xtask imports -->\n", "<!-- end -->\n");
 
 /// The product's sources.
 pub(super) const PRODUCT: &str = "crates/fak/src";
@@ -94,11 +90,7 @@ fn check_crates(tree: &Tree, crates: &[CrateRow]) -> Vec<Violation> {
     }
     for row in crates {
         if !tree.manifests.iter().any(|manifest| manifest.package() == Some(row.name)) {
-            out.push(broken(
-                DOCUMENT,
-                1,
-                format!("there is no crate {}: remove its row", row.name),
-            ));
+            out.push(broken(PAGE, 1, format!("there is no crate {}: remove its row", row.name)));
         }
     }
     out
@@ -164,7 +156,7 @@ fn check_parts(tree: &Tree, parts: &[PartRow]) -> Vec<Violation> {
         }
     }
     for row in parts.iter().filter(|row| !seen.iter().any(|part| part == row.name)) {
-        out.push(broken(DOCUMENT, 1, format!("there is no part {}: remove its row", row.name)));
+        out.push(broken(PAGE, 1, format!("there is no part {}: remove its row", row.name)));
     }
     out
 }
@@ -258,17 +250,6 @@ fn list(names: &[&str]) -> String {
 
 fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
-}
-
-/// Holds the page's tables against the ones here.
-pub(super) fn check_document(page: &str) -> Vec<Violation> {
-    let (open, close) = MARKS;
-    let shown = page.split_once(open).and_then(|(_, rest)| Some(rest.split_once(close)?.0));
-    if shown == Some(rendered().as_str()) {
-        return Vec::new();
-    }
-    let message = format!("put the output of `cargo xtask imports` between {open:?} and {close:?}");
-    vec![Violation::plain("import-table", DOCUMENT, 1, message)]
 }
 
 #[cfg(test)]
@@ -373,13 +354,5 @@ mod tests {
         let messages: Vec<String> =
             check_parts(&tree(&[]), &[LOW]).into_iter().map(|v| v.message).collect();
         assert_eq!(messages, ["there is no part low: remove its row"]);
-    }
-
-    #[test]
-    fn the_page_shows_the_tables() {
-        let page = format!("# Parts\n{}{}{}", MARKS.0, rendered(), MARKS.1);
-        assert_eq!(check_document(&page), []);
-        assert_eq!(check_document(&page.replacen("fak-index", "fak-other", 1)).len(), 1);
-        assert_eq!(check_document("# Parts\n").len(), 1);
     }
 }
