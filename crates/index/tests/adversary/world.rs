@@ -47,6 +47,8 @@ enum Kind {
     ResetExternal,
     Sleep,
     SleepKeepTier,
+    /// 200, `success:false`: the gpu's cache is as it was, which fak cannot know.
+    ResetRefused,
     /// 200, `success:false`, and the tier wiped all the same.
     ResetExternalRefused,
     /// No answer in time; the engine acts on it later, or never.
@@ -54,18 +56,19 @@ enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 6] = [
+    const ALL: [Kind; 7] = [
         Kind::Reset,
         Kind::ResetExternal,
         Kind::Sleep,
         Kind::SleepKeepTier,
+        Kind::ResetRefused,
         Kind::ResetExternalRefused,
         Kind::TimedOut,
     ];
 
     fn touches(self) -> TierSet {
         match self {
-            Kind::Reset | Kind::SleepKeepTier => TierSet::GPU,
+            Kind::Reset | Kind::ResetRefused | Kind::SleepKeepTier => TierSet::GPU,
             _ => TierSet::ALL,
         }
     }
@@ -73,7 +76,7 @@ impl Kind {
     /// What the action does if it succeeds.
     fn intended(self) -> PerTier<Disposition> {
         match self {
-            Kind::Reset | Kind::SleepKeepTier => {
+            Kind::Reset | Kind::ResetRefused | Kind::SleepKeepTier => {
                 PerTier { gpu: Disposition::Forgotten, ..PerTier::all(Disposition::Preserved) }
             }
             _ => PerTier::all(Disposition::Forgotten),
@@ -83,6 +86,10 @@ impl Kind {
     /// What came of it, and whether the engine publishes a clear for it that is known to be fak's.
     fn verdict(self) -> (PerTier<Disposition>, bool) {
         match self {
+            Kind::ResetRefused => (
+                PerTier { gpu: Disposition::Unknown, ..PerTier::all(Disposition::Preserved) },
+                false,
+            ),
             Kind::ResetExternalRefused | Kind::TimedOut => {
                 (PerTier::all(Disposition::Unknown), false)
             }
@@ -192,7 +199,8 @@ impl World {
             0..2 => self.drop_sent(),
             2 => self.repeat(),
             3 => self.reorder(),
-            4 => self.truncate_replay(),
+            4 if self.rng.bool() => self.truncate_replay(),
+            4 => self.hole_in_replay(),
             5 => self.restart(),
             6 | 7 => self.reconnect(),
             8 => self.receive_torn(),
@@ -266,6 +274,7 @@ impl World {
         match kind {
             Kind::Reset | Kind::SleepKeepTier => self.engine.clear(false, true),
             Kind::ResetExternal | Kind::Sleep => self.engine.clear(true, true),
+            Kind::ResetRefused => {}
             Kind::ResetExternalRefused => self.engine.wipe_connector(Lost::ByFak),
             Kind::TimedOut => self.late_call = self.rng.bool(),
         }
@@ -392,6 +401,15 @@ impl World {
                 }
                 self.feed("replay end", Event::ReplayEnd { session }, None);
             }
+        }
+    }
+
+    /// A reader too slow for the ROUTER's queue: batches in the middle are dropped.
+    fn hole_in_replay(&mut self) {
+        if let Some(replay) = self.replay.as_mut().filter(|r| r.items.len() > 1) {
+            let at = self.rng.usize(..replay.items.len() - 1);
+            replay.items.remove(at);
+            self.note(|| format!("the replay loses its item {at}"));
         }
     }
 

@@ -506,6 +506,18 @@ fn a_reset_of_the_gpu_keeps_the_connector_though_the_clear_says_all() {
 }
 
 #[test]
+fn a_clear_taken_for_that_of_a_refused_reset_was_somebody_elses() {
+    let mut shell = Shell::new(false);
+    shell.live(&batch(1, 0, &[Store("A"), StoreCpu("A")]));
+    shell.feed(Event::Intent { tiers: TierSet::GPU, clear: Some(local_reset()) });
+    shell.live(&batch(1, 1, &[Clear]));
+    assert_eq!(shell.warm(), "suspended");
+    let kv = PerTier { gpu: Disposition::Unknown, ..local_reset() };
+    shell.feed(Event::Outcome { kv, clears: false });
+    assert_eq!(shell.warm(), "");
+}
+
+#[test]
 fn a_connector_store_that_was_pending_at_the_reset_stays_cold() {
     let history = [batch(1, 0, &[Store("A")])].to_vec();
     let mut shell = Shell::started(&history);
