@@ -370,9 +370,6 @@ impl Rank {
         self.connected = false;
         self.session = None;
         self.unpark_all(out);
-        if !self.config.replay {
-            self.break_off(out);
-        }
     }
 
     fn live(&mut self, head: Head, out: &mut Vec<Effect>) {

@@ -129,6 +129,12 @@ impl Fold {
         self.rank.is_settled()
     }
 
+    /// The last batch that was folded.
+    #[must_use]
+    pub fn last_seq(&self) -> Option<u64> {
+        self.rank.cursor()
+    }
+
     fn read(&self, seq: u64, payload: &Bytes) -> (Head, kv::Batch) {
         let digest = xxh3_128(payload);
         match kv::decode(payload, &self.limits) {

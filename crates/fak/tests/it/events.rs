@@ -5,4 +5,5 @@
 
 mod peers;
 mod replay;
+mod stream;
 mod subscription;

@@ -286,6 +286,7 @@ async fn a_reader_that_does_not_read_stalls_its_peer() {
     let one = wire(&[b"kv@", &0u64.to_be_bytes(), &payload]);
     let chunk = one.repeat(1000);
     let mut sent = 0;
+    stream.writable().await.unwrap();
     // Until the kernel's buffers on both sides are full.
     while let Ok(written) = stream.try_write(&chunk[sent % one.len()..]) {
         sent += written;

@@ -1,0 +1,220 @@
+//! A rank's beliefs against a simulated engine that knows the truth: what is claimed is what an identical request would hit.
+
+use std::sync::Arc;
+
+use fak::engine::{Client, Control, Data, Endpoints, Engine, Mode, Outgoing, SleepLevel, Timeouts};
+use fak::events::discover;
+use fak::events::fold::Marker;
+use fak::events::recorder::Recorder;
+use fak::events::stream::{Handle, Sink, Stream};
+use fak::runtime::{OnExit, TaskGroup};
+use fak_index::{Index, Limits, Prompt, RankOptions};
+use fak_kernel::rank::{Event, Trust};
+use fak_kernel::vocab::PerTier;
+use fak_kernel::{Disposition, TierSet};
+use fak_sim::{Binds, Connector, Sim, SimConfig};
+
+struct Rig {
+    sim: Sim,
+    engine: Engine,
+    index: Arc<Index>,
+    rank: Handle,
+    _tasks: TaskGroup,
+}
+
+impl Rig {
+    async fn start(connector: Connector, replay: bool) -> Self {
+        let config = SimConfig { connector, ..SimConfig::default() };
+        let sim = Sim::start(config, Binds::default()).await.unwrap();
+        let endpoints = Endpoints::new(&sim.base_url()).unwrap();
+        let engine = Engine::new(Client::new(None, Timeouts::default()).unwrap(), endpoints);
+        let index = Arc::new(Index::new(7, Limits::default()));
+        let sink = Sink {
+            index: Arc::clone(&index),
+            options: RankOptions::default(),
+            recorder: Arc::new(Recorder::new(64)),
+        };
+        let sources = engine.control(Control::KvEventSources).await.answered.body().to_string();
+        let found = discover::from_answer(sources.as_bytes(), "127.0.0.1").unwrap();
+        let mut source = found.sources.into_iter().next().unwrap();
+        source.replay = source.replay.filter(|_| replay);
+        let (stream, rank) = Stream::new(&Arc::from("w"), source, sink);
+        let mut tasks = TaskGroup::new();
+        let stop = tasks.shutdown();
+        tasks.spawn("stream", OnExit::Report, stream.run(stop));
+        let rig = Self { sim, engine, index, rank, _tasks: tasks };
+        rig.rank.wait_for(|s| s.trust == Trust::Exact).await.unwrap();
+        rig
+    }
+
+    async fn ask(&self, prompt: &[u32]) {
+        let body = serde_json::json!({"model": "tiny", "prompt": prompt, "max_tokens": 1});
+        let to = self.engine.endpoints().data(Data::Completions);
+        let request = Outgoing::to(to).json(body.to_string().into());
+        let answer = self.engine.client().send(request, Timeouts::default().unary).await.unwrap();
+        assert_eq!(answer.status, 200);
+    }
+
+    /// Sends a prompt through the engine, and waits until what the engine holds of it is claimed.
+    async fn warm(&self, prompt: &[u32]) {
+        self.ask(prompt).await;
+        let truth = self.truth(prompt);
+        assert!(truth.0 > 0);
+        self.rank.wait_for(|_| self.claim(prompt) == truth).await.unwrap();
+    }
+
+    /// Blocks claimed on the gpu, and on the cpu beyond them.
+    fn claim(&self, prompt: &[u32]) -> (usize, usize) {
+        let prompt = Prompt { tokens: prompt, lora: None, salt: None };
+        let held = self.index.held(self.rank.id(), &prompt).blocks;
+        (held.gpu as usize, held.cpu as usize)
+    }
+
+    fn truth(&self, prompt: &[u32]) -> (usize, usize) {
+        let holds = self.sim.holds(prompt, None);
+        (holds.gpu, holds.cpu.saturating_sub(holds.gpu))
+    }
+
+    /// What a lifecycle does around a call: cold before it, the verdict after it.
+    async fn act(&self, call: Control, kv: PerTier<Disposition>) {
+        let intent = Event::Intent { tiers: kv.demoted(), clear: Some(kv) };
+        self.rank.tell(intent).await.unwrap();
+        assert_eq!(self.engine.control(call).await.answered.status(), Some(200));
+        self.rank.tell(Event::Outcome { kv, clears: true }).await.unwrap();
+    }
+}
+
+fn prompt(label: u32) -> Vec<u32> {
+    (0..100).map(|n| 300 + label * 100 + n).collect()
+}
+
+fn forgotten() -> PerTier<Disposition> {
+    PerTier::all(Disposition::Forgotten)
+}
+
+fn local() -> PerTier<Disposition> {
+    PerTier { gpu: Disposition::Forgotten, ..PerTier::all(Disposition::Preserved) }
+}
+
+fn sleep() -> Control {
+    Control::Sleep {
+        level: SleepLevel::WeightsOffloaded,
+        mode: Mode::Abort,
+        keep_connector_cache: false,
+    }
+}
+
+fn reset() -> Control {
+    Control::ResetPrefixCache { external: false, running_requests: false }
+}
+
+#[tokio::test]
+async fn what_the_engine_stores_is_claimed_block_for_block() {
+    let rig = Rig::start(Connector::None, true).await;
+    assert_eq!(rig.claim(&prompt(1)), (0, 0));
+    rig.warm(&prompt(1)).await;
+    assert_eq!(rig.claim(&prompt(1)), (3, 0));
+    assert_eq!(rig.claim(&prompt(2)), (0, 0));
+}
+
+#[tokio::test]
+async fn a_sleep_is_cold_at_once_and_only_fresh_stores_warm_again() {
+    let rig = Rig::start(Connector::Offloading, true).await;
+    rig.warm(&prompt(1)).await;
+    rig.act(sleep(), forgotten()).await;
+    assert_eq!(rig.claim(&prompt(1)), (0, 0));
+    rig.rank.wait_for(|s| s.is_settled).await.unwrap();
+    rig.engine.control(Control::WakeUp { tags: Vec::new() }).await;
+    assert_eq!(rig.claim(&prompt(1)), (0, 0));
+    // The clear of the sleep comes with this request's stores, in one batch.
+    rig.warm(&prompt(1)).await;
+}
+
+#[tokio::test]
+async fn a_reset_of_the_gpu_leaves_the_cpu_tier_claimed() {
+    let rig = Rig::start(Connector::Offloading, true).await;
+    rig.warm(&prompt(1)).await;
+    // One more step, so that the connector's stores are out too.
+    rig.ask(&prompt(2)).await;
+    rig.act(reset(), local()).await;
+    rig.rank.wait_for(|_| rig.claim(&prompt(1)) == (0, 3)).await.unwrap();
+    assert_eq!(rig.truth(&prompt(1)), (0, 3));
+}
+
+#[tokio::test]
+async fn a_reset_behind_faks_back_is_known_with_its_clear() {
+    let rig = Rig::start(Connector::None, true).await;
+    rig.warm(&prompt(1)).await;
+    rig.engine.control(reset()).await;
+    rig.ask(&prompt(2)).await;
+    rig.rank.wait_for(|_| rig.claim(&prompt(1)) == (0, 0)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_restart_forgets_everything_with_and_without_replay() {
+    for replay in [true, false] {
+        let mut rig = Rig::start(Connector::None, replay).await;
+        rig.warm(&prompt(1)).await;
+        rig.sim.restart().await.unwrap();
+        rig.rank.wait_for(|_| rig.claim(&prompt(1)) == (0, 0)).await.unwrap();
+        rig.rank.wait_for(|s| s.trust == Trust::Exact).await.unwrap();
+        assert_eq!(rig.claim(&prompt(1)), (0, 0));
+        rig.warm(&prompt(3)).await;
+    }
+}
+
+#[tokio::test]
+async fn lost_batches_are_brought_back_by_replay() {
+    let rig = Rig::start(Connector::None, true).await;
+    rig.warm(&prompt(1)).await;
+    rig.sim.faults().drop_batches(1);
+    rig.ask(&prompt(2)).await;
+    rig.warm(&prompt(3)).await;
+    assert_eq!(rig.claim(&prompt(2)), rig.truth(&prompt(2)));
+    assert_eq!(rig.claim(&prompt(1)), rig.truth(&prompt(1)));
+}
+
+#[tokio::test]
+async fn lost_batches_without_replay_leave_nothing_claimed_that_came_before() {
+    let rig = Rig::start(Connector::None, false).await;
+    rig.warm(&prompt(1)).await;
+    rig.sim.faults().drop_batches(1);
+    rig.ask(&prompt(2)).await;
+    rig.warm(&prompt(3)).await;
+    assert_eq!((rig.claim(&prompt(1)), rig.claim(&prompt(2))), ((0, 0), (0, 0)));
+}
+
+#[tokio::test]
+async fn without_replay_a_marker_shows_that_the_action_is_behind() {
+    let rig = Rig::start(Connector::None, false).await;
+    rig.warm(&prompt(1)).await;
+    rig.act(reset(), local()).await;
+    let status = rig.rank.wait_for(|s| s.marker.is_some()).await.unwrap();
+    rig.ask(&prompt(1)).await;
+    assert_eq!(
+        rig.claim(&prompt(1)),
+        (0, 0),
+        "its store may be older than the reset, for all that is known"
+    );
+    let tokens: Vec<u32> = (0..33).map(|n| 200 + n).collect();
+    let id = status.marker.unwrap();
+    rig.rank.expect(Marker { id, tokens: tokens[..32].to_vec() }).await.unwrap();
+    rig.ask(&tokens).await;
+    rig.rank.wait_for(|s| s.is_settled).await.unwrap();
+    rig.warm(&prompt(2)).await;
+}
+
+#[tokio::test]
+async fn a_batch_that_the_publisher_held_since_before_the_action_warms_nothing() {
+    let rig = Rig::start(Connector::None, true).await;
+    rig.warm(&prompt(1)).await;
+    rig.sim.faults().hold_publisher(true);
+    rig.ask(&prompt(2)).await;
+    rig.rank.tell(Event::Intent { tiers: TierSet::ALL, clear: Some(local()) }).await.unwrap();
+    rig.engine.control(reset()).await;
+    rig.rank.tell(Event::Outcome { kv: local(), clears: true }).await.unwrap();
+    rig.sim.faults().hold_publisher(false);
+    rig.rank.wait_for(|s| s.is_settled).await.unwrap();
+    assert_eq!((rig.claim(&prompt(1)), rig.claim(&prompt(2))), ((0, 0), (0, 0)));
+    rig.warm(&prompt(3)).await;
+}
