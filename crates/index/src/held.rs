@@ -181,8 +181,10 @@ impl Rank {
             let mut is_over = false;
             for (id, width, streak) in &mut groups {
                 *streak = if holds(*id, key) { *streak + 1 } else { 0 };
-                is_usable &= *streak >= width.unwrap_or(usize::MAX).min(i + 1);
-                is_over |= width.is_none() && *streak == 0;
+                match width {
+                    None => is_over |= *streak == 0,
+                    Some(width) => is_usable &= *streak >= (*width).min(i + 1),
+                }
             }
             if is_over {
                 break;
