@@ -38,7 +38,7 @@ fn list(len: u32, element: &[u8]) -> Vec<u8> {
 
 #[test]
 fn what_a_batch_costs_stays_under_its_budget_whatever_it_holds() {
-    let limits = Limits { memory_bytes: 64 << 20, ..Limits::default() };
+    let limits = Limits { payload_bytes: 8 << 20, memory_bytes: 16 << 20, ..Limits::default() };
     let hashes = list(limits.hashes, &[5]);
     let short_digests = list(limits.hashes, &[0xc4, 1, 5]);
     let keys = list(limits.hashes, &[0x93, 0xa1, b'x', 0xa1, b'y', 0x01]);

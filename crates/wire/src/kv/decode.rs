@@ -2,6 +2,8 @@
 //! arrays of positions (up to vLLM 0.23.0) or maps of names (since 0.24.0), mixed as they come.
 //! Invariant: a field means the same in both forms, and what contradicts itself is refused.
 
+use std::mem::replace;
+
 use super::reader::Reader;
 use super::{
     Batch, DecodeError, Event, ExtraKey, ExtraKeys, Limits, Place, Removed, Stored,
@@ -136,20 +138,31 @@ fn fields<'a>(
         }
         return Ok(());
     }
-    let mut seen: Vec<&str> = Vec::with_capacity(len as usize);
+    let mut known_seen = [false; STORED.len()];
+    let mut others_seen: Vec<&str> = Vec::new();
+    let mut next = 0;
     for _ in 0..len {
         r.at.field = "(name)";
         let name = r.text("a field name")?;
-        let position = names.iter().position(|known| *known == name);
-        r.at.field = position.map_or("(unknown)", |position| names[position]);
-        if seen.contains(&name) {
+        // The engines write fields in the order of the table.
+        let is_next = names.get(next).is_some_and(|known| *known == name);
+        let found =
+            if is_next { Some(next) } else { names.iter().position(|known| *known == name) };
+        let Some(position) = found else {
+            r.at.field = "(unknown)";
+            if others_seen.contains(&name) {
+                return Err(DecodeError::Duplicate { at: r.at });
+            }
+            others_seen.push(name);
+            r.skip()?;
+            continue;
+        };
+        r.at.field = names[position];
+        if replace(&mut known_seen[position], true) {
             return Err(DecodeError::Duplicate { at: r.at });
         }
-        seen.push(name);
-        match position {
-            Some(position) => set(r, position)?,
-            None => r.skip()?,
-        }
+        set(r, position)?;
+        next = position + 1;
     }
     Ok(())
 }

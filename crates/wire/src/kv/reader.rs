@@ -176,6 +176,21 @@ impl<'a> Reader<'a> {
         }))
     }
 
+    /// An unsigned integer, if one is next and whole. Tokens and hashes are nearly all of a batch:
+    /// this reads them without a detour over markers and results.
+    fn uint_if_next(&mut self) -> Option<u64> {
+        let (value, len) = match *self.rest {
+            [value @ 0..0x80, ..] => (u64::from(value), 1),
+            [0xcc, value, ..] => (u64::from(value), 2),
+            [0xcd, a, b, ..] => (u64::from(u16::from_be_bytes([a, b])), 3),
+            [0xce, a, b, c, d, ..] => (u64::from(u32::from_be_bytes([a, b, c, d])), 5),
+            [0xcf, a, b, c, d, e, f, g, h, ..] => (u64::from_be_bytes([a, b, c, d, e, f, g, h]), 9),
+            _ => return None,
+        };
+        self.rest = &self.rest[len..];
+        Some(value)
+    }
+
     /// An integer that fits `T`.
     pub(super) fn int<T: TryFrom<i128>>(&mut self, expected: &'static str) -> Result<T> {
         let marker = self.marker(expected)?;
@@ -262,6 +277,9 @@ impl<'a> Reader<'a> {
 
     pub(super) fn hash(&mut self) -> Result<BlockHash> {
         const EXPECTED: &str = "a 64-bit integer or bytes";
+        if let Some(value) = self.uint_if_next() {
+            return Ok(BlockHash::Int(value));
+        }
         if let Some(bytes) = self.bytes_if_next(self.limits.hash_bytes)? {
             return Ok(BlockHash::Bytes(bytes));
         }
@@ -277,7 +295,16 @@ impl<'a> Reader<'a> {
 
     pub(super) fn tokens(&mut self, limit: u32) -> Result<Vec<u32>> {
         let len = self.array("tokens", limit, "an array of token ids")?;
-        self.list(len, |r| r.int("a token id of 0 to 4294967295"))
+        self.list(len, |r| {
+            let start = r.rest;
+            match r.uint_if_next().map(u32::try_from) {
+                Some(Ok(token)) => Ok(token),
+                _ => {
+                    r.rewind(start);
+                    r.int("a token id of 0 to 4294967295")
+                }
+            }
+        })
     }
 
     /// Reads `len` elements, whose room is charged and taken at once.

@@ -61,20 +61,23 @@ impl Reading {
         if found > limits.ranks && !ranks.contains_key(&rank) {
             return Err(TooLarge { found, unit: "ranks", limit: limits.ranks });
         }
-        let signals = ranks.entry(rank).or_default();
-        let mut placed = Some(());
         for (signal, age) in names::signals(family) {
+            // Tried on its own first: what cannot be placed must not replace what came before.
+            if Signals::default().read((signal, series), sample, limits)?.is_none() {
+                return Ok(None);
+            }
             let newest = self.ages.entry((rank, signal)).or_insert(age);
             if *newest < age {
                 continue;
             }
+            let signals = ranks.entry(rank).or_default();
             if *newest > age {
                 *newest = age;
                 signals.clear(signal);
             }
-            placed = placed.and(signals.read((signal, series), sample, limits)?);
+            signals.read((signal, series), sample, limits)?;
         }
-        Ok(placed)
+        Ok(Some(()))
     }
 }
 

@@ -197,8 +197,13 @@ fn values_that_a_signal_cannot_have_are_counted_and_nothing_else() {
     let snapshot = read(scrape);
     assert_eq!(snapshot.malformed_lines, 10);
     assert_eq!(snapshot.total(), Signals::default());
-    let unbelievable = "vllm:gpu_cache_usage_perc 0.4\nvllm:kv_cache_usage_perc NaN\n";
-    assert_eq!(read(unbelievable).total().kv_cache_usage.unwrap().max, 0.4);
+    assert_eq!(snapshot.ranks, [].into());
+    let old = "vllm:gpu_cache_usage_perc 0.4\n";
+    for new in ["vllm:kv_cache_usage_perc NaN\n", "vllm:kv_cache_usage_perc_sum 0.6\n"] {
+        for scrape in [format!("{old}{new}"), format!("{new}{old}")] {
+            assert_eq!(read(&scrape).total().kv_cache_usage.unwrap().max, 0.4, "{scrape}");
+        }
+    }
 }
 
 #[test]
