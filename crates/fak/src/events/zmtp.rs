@@ -83,7 +83,7 @@ impl Default for Limits {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The network refused, failed or reset.
-    #[error("cannot reach the event socket")]
+    #[error("the connection failed")]
     Io(#[from] io::Error),
     /// The peer ended the connection.
     #[error("the peer closed the connection")]
