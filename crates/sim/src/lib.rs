@@ -21,6 +21,7 @@ mod metrics;
 pub mod profile;
 mod publisher;
 mod rank;
+pub mod serve;
 pub mod sim;
 pub mod tokenizer;
 

@@ -33,6 +33,8 @@ pub(crate) struct Publisher {
 
 enum Event {
     Batch(Option<Vec<u8>>),
+    /// The batch at hand may go out.
+    Released,
     Replay(Option<ZmqMessage>),
     Stop,
 }
@@ -46,22 +48,23 @@ impl Publisher {
     ) {
         let mut next_seq = 0u64;
         let mut buffer: VecDeque<(u64, Bytes)> = VecDeque::new();
+        let mut held: Option<Vec<u8>> = None;
         loop {
             let faults = Arc::clone(&self.faults);
-            let batch = async {
-                faults.publisher_released().await;
-                batches.recv().await
-            };
             let event = tokio::select! {
                 biased;
                 () = stop.cancelled() => Event::Stop,
                 request = self.replay.1.recv() => Event::Replay(request.ok()),
-                payload = batch => Event::Batch(payload),
+                payload = batches.recv(), if held.is_none() => Event::Batch(payload),
+                () = faults.publisher_released(), if held.is_some() => Event::Released,
             };
             match event {
                 Event::Stop | Event::Batch(None) => return,
-                Event::Batch(Some(payload)) => {
-                    self.publish(payload.into(), &mut next_seq, &mut buffer).await;
+                Event::Batch(payload) => held = payload,
+                Event::Released => {
+                    if let Some(payload) = held.take() {
+                        self.publish(payload.into(), &mut next_seq, &mut buffer).await;
+                    }
                 }
                 Event::Replay(Some(request)) => self.serve_replay(request, &buffer).await,
                 Event::Replay(None) => {}

@@ -23,6 +23,7 @@ pub(crate) struct Rank {
     pub(crate) index: u32,
     state: Mutex<State>,
     work: Notify,
+    rest: Notify,
 }
 
 pub(crate) struct State {
@@ -96,7 +97,7 @@ impl Rank {
             latencies: Latencies::default(),
             is_dead: false,
         };
-        Self { index, state: Mutex::new(state), work: Notify::new() }
+        Self { index, state: Mutex::new(state), work: Notify::new(), rest: Notify::new() }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -190,11 +191,25 @@ impl Rank {
         self.lock().engine.take_remote()
     }
 
+    /// Waits until the step task has nothing to do.
+    pub(crate) async fn at_rest(&self) {
+        loop {
+            let rest = self.rest.notified();
+            tokio::pin!(rest);
+            rest.as_mut().enable();
+            if !self.lock().has_work() {
+                return;
+            }
+            rest.await;
+        }
+    }
+
     /// Steps whenever there is work, until stopped.
     pub(crate) async fn run(self: Arc<Self>, steps: Steps, stop: CancellationToken) {
         stop.run_until_cancelled(async {
             loop {
                 if !self.lock().has_work() {
+                    self.rest.notify_waiters();
                     self.work.notified().await;
                     continue;
                 }

@@ -281,6 +281,20 @@ impl Sim {
         rank.map_or_else(Counters::default, |rank| rank.lock().engine.counters().clone())
     }
 
+    /// Waits until no engine has anything to do: requests ended, stalled or queued behind a
+    /// pause, and every store to a tier complete.
+    pub async fn at_rest(&self) {
+        for rank in &self.life.ranks {
+            rank.at_rest().await;
+        }
+    }
+
+    /// Requests that have not ended, over all ranks.
+    #[must_use]
+    pub fn requests_in_flight(&self) -> usize {
+        self.life.ranks.iter().map(|rank| rank.load()).sum()
+    }
+
     /// Puts other weights at the checkpoint's place: the next `reload_weights` or restart loads
     /// them. Blocks that the old ones computed stay, and are stale.
     pub fn set_checkpoint(&mut self, version: u64) {
