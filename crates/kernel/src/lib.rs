@@ -8,7 +8,9 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod floor;
 pub mod gate;
+pub mod lease;
 pub mod rank;
 pub mod vocab;
 pub mod witness;

@@ -1,4 +1,5 @@
-//! What an action on a worker did to its KV: the decision table of DESIGN section 4, as one pure function.
+//! What an action on a worker did to its KV: the decision table of DESIGN section 4, as one pure
+//! function.
 //!
 //! [`plan`] says what may be sent and what goes cold before it leaves; [`judge`] says what was
 //! proven once an answer and an observation are in; [`table`] prints both by running them.
@@ -135,7 +136,7 @@ vocabulary! {
 vocabulary! {
     /// How to put a session's span out of reach.
     Quarantine {
-        /// Reset the whole prefix cache, connector included: the span is gone, and so is every other.
+        /// Reset the whole prefix cache, connector included: the span is gone, and every other too.
         Flush = "flush",
         /// Give the session a new `cache_salt`. Nothing is sent to the engine.
         Isolate = "isolate",
@@ -181,11 +182,13 @@ pub enum Move {
     },
     /// Put a session's span out of reach.
     Quarantine(Quarantine),
-    /// A new incarnation appeared.
+    /// A new incarnation appeared. It says nothing of its weights: where their version moved, a
+    /// `Weights` follows.
     Restart,
     /// The worker vanished.
     Lost,
-    /// One rank's events are missing and replay could not bring them: the verdict is on that rank.
+    /// One rank's events are missing and replay could not bring them: the verdict on KV is on that
+    /// rank.
     Gap,
     /// The weights changed.
     Weights,
@@ -354,7 +357,7 @@ pub enum Answer {
     Success(bool),
     /// 2xx without a body.
     NoBody,
-    /// 2xx so far, and the next step is for the weights' owner to load them, which was not seen yet.
+    /// 2xx so far; the next step is for the weights' owner to load them, which was not seen yet.
     AwaitsWeights,
     /// 2xx, and the body names another state or level than the one asked for.
     Mismatch,

@@ -62,7 +62,7 @@ impl Case<'_> {
     fn asked(self, answer: Answer) -> Verdict {
         match answer {
             Answer::NotSent(refusal) => self.untouched(TierSet::NONE, Reason::NotSent(refusal)),
-            Answer::Refused if self.before.agrees(self.seen) => {
+            Answer::Refused if self.nothing_moved() => {
                 self.untouched(self.demoted_before(), Reason::Refused)
             }
             Answer::Refused => self.unproven(Reason::Contradicted, Evidence::Answered),
@@ -72,7 +72,7 @@ impl Case<'_> {
             Answer::Cut => self.unproven(Reason::Cut, Evidence::None),
             Answer::Unrecorded => self.unproven(Reason::Unrecorded, Evidence::None),
             Answer::AwaitsWeights if self.wake.reloads && self.seen == Seen::Serving => {
-                let fates = Fates::gpu_alone(Unknown);
+                let fates = Fates::of(Unknown, Unknown, Unknown);
                 self.settle(Phase::Waking, fates, Evidence::Observed, Reason::WeightsNotProven)
             }
             Answer::AwaitsWeights => self.unproven(Reason::Contradicted, Evidence::Answered),
@@ -83,6 +83,13 @@ impl Case<'_> {
             Answer::Ok | Answer::NoBody if self.ends_in_reset() => self.claimed(Claim::NoBody),
             Answer::Ok | Answer::NoBody | Answer::Success(true) => self.claimed(Claim::Done),
         }
+    }
+
+    /// Whether a refusal left the engine as it was: of several calls it may be the second that was
+    /// refused, so that the state has to be seen.
+    fn nothing_moved(&self) -> bool {
+        let several = self.wake.reloads || self.wake.resets;
+        self.before.agrees(self.seen) && (!several || self.seen != Seen::Nothing)
     }
 
     fn ends_in_reset(&self) -> bool {
@@ -125,8 +132,8 @@ impl Case<'_> {
             }
             _ => {}
         }
-        // A wake whose own reset failed, or was shown to have failed, leaves KV of other weights, or
-        // a table over freed memory, within reach.
+        // A wake whose own reset failed, or was shown to have failed, leaves KV of other weights,
+        // or a table over freed memory, within reach.
         let failed = claim == Claim::Declined || reason == Reason::NotAchieved;
         let phase = if self.wake.resets && failed { Phase::Waking } else { phase };
         self.settle(phase, fates, Evidence::Observed, reason)
@@ -193,8 +200,8 @@ impl Case<'_> {
         self.settle(phase, Fates::of(gpu, Unknown, Unknown), evidence, reason)
     }
 
-    /// The phase that the observation shows. Where flags are true of paused and of asleep, it is
-    /// the one that this move starts from or leads to, if the move cannot have crossed between them.
+    /// The phase that the observation shows. Where the flags are true of paused and of asleep, it
+    /// is the one that this move starts from or leads to, if it cannot have crossed between them.
     fn observed_phase(&self) -> Phase {
         match (self.seen, self.mv, self.before.phase) {
             (Seen::PausedOrSleeping, Move::Pause { .. }, Phase::Serving)

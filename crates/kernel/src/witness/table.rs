@@ -355,7 +355,8 @@ impl Spec {
         }
     }
 
-    /// Every combination of the samples, on a connector that clears itself and on one that does not.
+    /// Every combination of the samples, on a connector that clears itself and on one that does
+    /// not.
     fn runs(&self) -> Vec<Run> {
         let mut runs = Vec::new();
         for clears in [true, false] {
