@@ -1,0 +1,44 @@
+//! Engines under test: a vLLM that the rig starts, one that runs already, or the simulator.
+//! Invariant: dropping a target ends what it started.
+
+mod simulated;
+mod vllm;
+
+use serde::Deserialize;
+
+pub use self::simulated::Simulated;
+pub use self::vllm::{Running, Vllm};
+use crate::scenario::Profile;
+
+/// Blocks of the device cache. Small, so that a few prompts evict; one of them is vLLM's null
+/// block and never used.
+pub const GPU_BLOCKS: u32 = 40;
+
+/// Tokens a request may span. vLLM refuses to start if the cache cannot hold one such request.
+pub const MODEL_LEN_MAX: u32 = 1_024;
+
+/// Blocks of the host tier, where there is one.
+pub const TIER_BLOCKS: u32 = 64;
+
+/// Two layers of keys and values, 4 heads of 32 bfloat16 elements, 32 tokens.
+pub const BLOCK_BYTES: u32 = 2 * 2 * 4 * 32 * 2 * 32;
+
+/// Where an engine listens.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Endpoints {
+    /// HTTP, without a trailing slash.
+    pub base_url: String,
+    /// The publisher of KV events.
+    pub kv_events: String,
+    /// The replay socket.
+    pub replay: String,
+}
+
+/// An engine that can be started again.
+pub trait Target {
+    /// `vllm` or `sim`.
+    fn name(&self) -> &'static str;
+
+    /// Ends the engine if it runs and starts it with an empty cache.
+    fn start(&mut self, profile: Profile) -> impl Future<Output = anyhow::Result<Endpoints>>;
+}

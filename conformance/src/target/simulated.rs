@@ -1,0 +1,60 @@
+//! The simulator, in this process.
+
+use std::time::Duration;
+
+use fak_sim::{Binds, Connector, Sim, SimConfig};
+
+use super::{Endpoints, GPU_BLOCKS, MODEL_LEN_MAX, TIER_BLOCKS, Target};
+use crate::scenario::Profile;
+
+/// Time of a step, as the tiny model takes on a CPU: a scenario that acts on a running request
+/// has the same time for it on either side.
+const STEP: Duration = Duration::from_millis(2);
+
+/// A simulated engine.
+#[derive(Debug, Default)]
+pub struct Simulated {
+    sim: Option<Sim>,
+}
+
+impl Target for Simulated {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    async fn start(&mut self, profile: Profile) -> anyhow::Result<Endpoints> {
+        let sim = match self.sim.take() {
+            Some(mut sim) => {
+                sim.restart().await?;
+                sim
+            }
+            None => Sim::start(config(profile), Binds::default()).await?,
+        };
+        let endpoints = Endpoints {
+            base_url: sim.base_url(),
+            kv_events: sim.kv_events_endpoint(),
+            replay: sim.replay_endpoint(),
+        };
+        self.sim = Some(sim);
+        Ok(endpoints)
+    }
+}
+
+fn config(profile: Profile) -> SimConfig {
+    SimConfig {
+        gpu_blocks: GPU_BLOCKS,
+        cpu_blocks: TIER_BLOCKS as usize,
+        max_model_len: MODEL_LEN_MAX as usize,
+        decode_step: STEP,
+        profile: match profile {
+            Profile::Plain | Profile::Offload => fak_sim::Profile::V0_32,
+            Profile::KeepTier | Profile::KeepTierBundle => fak_sim::Profile::KeepTier,
+        },
+        connector: match profile {
+            Profile::Plain => Connector::None,
+            Profile::Offload | Profile::KeepTier => Connector::Offloading,
+            Profile::KeepTierBundle => Connector::Multi,
+        },
+        ..SimConfig::default()
+    }
+}
