@@ -8,7 +8,9 @@ fuzz_target!(|payload: &[u8]| {
     let limits = Limits::default();
     let Ok(batch) = decode(payload, &limits) else { return };
     assert!(batch.ts.is_finite());
-    assert!(batch.events.len() as u64 + u64::from(batch.unknown_events) <= u64::from(limits.events));
+    assert!(
+        batch.events.len() as u64 + u64::from(batch.unknown_events) <= u64::from(limits.events)
+    );
     for event in &batch.events {
         let Event::Stored(store) = event else { continue };
         let whole = store.hashes.len() as u64 * u64::from(store.block_size);

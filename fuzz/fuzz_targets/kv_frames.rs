@@ -1,5 +1,5 @@
-//! Any frames, written as the recordings are (length as u32, then bytes), as a live message and as a
-//! reply: no panic, and both readers agree on what they both take.
+//! Any frames, written as the recordings are (length as u32, then bytes), as a live message and as
+//! a reply: no panic, and both readers agree on what they both take.
 #![no_main]
 
 use fak_wire::kv::frames::{Reply, live, replay_reply};

@@ -1,5 +1,5 @@
-//! Any bytes as the data of a stream's event, a whole answer, an error body or a tokenize answer: no
-//! panic, and an error that was read reads the same after it was written.
+//! Any bytes as the data of a stream's event, a whole answer, an error body or a tokenize answer:
+//! no panic, and an error that was read reads the same after it was written.
 #![no_main]
 
 use fak_wire::openai::{Answer, ErrorBody, StreamItem, StreamWatch, Tokenized};

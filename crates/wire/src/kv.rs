@@ -1,5 +1,5 @@
-//! What a vLLM rank tells about its KV cache: batches of stored, removed and cleared blocks, decoded
-//! from every layout of vLLM 0.9.2 to 0.33.0 into one form.
+//! What a vLLM rank tells about its KV cache: batches of stored, removed and cleared blocks,
+//! decoded from every layout of vLLM 0.9.2 to 0.33.0 into one form.
 //! Invariant: the same facts decode to the same value whatever the layout was, and a fact that the
 //! layout cannot carry is told apart from one that is absent ([`ExtraKeys::NotReported`]).
 

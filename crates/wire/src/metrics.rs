@@ -2,8 +2,8 @@
 //! Invariant: a signal that the engine does not give is `None`, never 0; one that it gives under an
 //! old and a new name counts once; a line that cannot be read counts for nothing but itself.
 //!
-//! Own reader: of the crates, `prometheus-parse` 0.2 and `openmetrics-parser` 0.4 refuse the recorded
-//! scrapes or lose their series (names with a colon), and neither bounds its input.
+//! Own reader: of the crates, `prometheus-parse` 0.2 and `openmetrics-parser` 0.4 refuse the
+//! recorded scrapes or lose their series (names with a colon), and neither bounds its input.
 
 mod histogram;
 mod names;

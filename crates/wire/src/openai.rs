@@ -1,5 +1,5 @@
-//! Bodies of the OpenAI API as vLLM speaks it: requests that pass through unharmed, answers whole and
-//! in chunks, errors, and how a stream ended.
+//! Bodies of the OpenAI API as vLLM speaks it: requests that pass through unharmed, answers whole
+//! and in chunks, errors, and how a stream ended.
 //! Invariant: what is not understood is kept or passed over, never changed; a request field that is
 //! understood and wrong is an error that names it, its value and what is right.
 

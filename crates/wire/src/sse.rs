@@ -1,5 +1,5 @@
-//! Reads server-sent events out of a byte stream that may be cut anywhere: inside a line ending, the
-//! byte order mark or a character.
+//! Reads server-sent events out of a byte stream that may be cut anywhere: inside a line ending,
+//! the byte order mark or a character.
 //! Invariant: the same bytes give the same events however they are cut, and no more than
 //! `event_bytes_max` of an unfinished event is held.
 //!

@@ -1,5 +1,5 @@
-//! One pass from a payload to a [`Batch`]: an outer array of time, events and rank, whose events are
-//! arrays of positions (up to vLLM 0.23.0) or maps of names (since 0.24.0), mixed as they come.
+//! One pass from a payload to a [`Batch`]: an outer array of time, events and rank, whose events
+//! are arrays of positions (up to vLLM 0.23.0) or maps of names (since 0.24.0), mixed as they come.
 //! Invariant: a field means the same in both forms, and what contradicts itself is refused.
 
 use std::mem::replace;
@@ -103,8 +103,8 @@ fn tag_of_array<'a>(r: &mut Reader<'a>, len: u32) -> Result<&'a str> {
     r.text(TAG)
 }
 
-/// Looks ahead for the tag, since it says how the other fields are read. The engines write it first,
-/// so that this costs nothing; elsewhere in the map it costs one more pass over the event.
+/// Looks ahead for the tag, since it says how the other fields are read. The engines write it
+/// first, so that this costs nothing; elsewhere in the map it costs one more pass over the event.
 fn tag_of_map<'a>(r: &mut Reader<'a>, len: u32) -> Result<&'a str> {
     let start = r.rest();
     for _ in 0..len {

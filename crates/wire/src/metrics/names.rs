@@ -1,6 +1,7 @@
-//! What vLLM 0.9.2 to 0.33.0 calls its metrics (ENGINE.md, section 4; recorded scrapes of 0.32.0 and
-//! of the Rust frontend of 0.33.0).
-//! Invariant: one signal has one row, newest name first, so that a scrape with both names counts once.
+//! What vLLM 0.9.2 to 0.33.0 calls its metrics (the engines' source; recorded scrapes of 0.32.0
+//! and of the Rust frontend of 0.33.0).
+//! Invariant: one signal has one row, newest name first, so that a scrape with both names counts
+//! once.
 
 /// A signal that fak reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

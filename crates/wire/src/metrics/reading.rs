@@ -1,7 +1,7 @@
 //! Folds the samples of a scrape into a [`Snapshot`].
-//! Invariant: series of one signal in one rank (one a process, in multi-process mode) are put together
-//! by what the signal means: counts add, usage is the largest. A sample that its signal cannot have
-//! leaves no trace but a count.
+//! Invariant: series of one signal in one rank (one a process, in multi-process mode) are put
+//! together by what the signal means: counts add, usage is the largest. A sample that its signal
+//! cannot have leaves no trace but a count.
 
 use std::collections::BTreeMap;
 

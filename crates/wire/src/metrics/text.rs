@@ -31,8 +31,8 @@ impl<'a> Labels<'a> {
     }
 }
 
-/// The sample on a line; `None` for comments (`# EOF` among them) and empty lines. A timestamp or an
-/// exemplar after the value is passed over.
+/// The sample on a line; `None` for comments (`# EOF` among them) and empty lines. A timestamp or
+/// an exemplar after the value is passed over.
 pub(super) fn sample(line: &[u8]) -> Result<Option<Sample<'_>>, Malformed> {
     let line = std::str::from_utf8(line).map_err(|_| Malformed)?.trim();
     if line.is_empty() || line.starts_with('#') {

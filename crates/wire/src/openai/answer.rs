@@ -70,8 +70,8 @@ pub struct Usage {
 /// How many prompt tokens came from a cache, the engine's own and a connector's together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CachedTokens {
-    /// The engine does not say; it does with `--enable-prompt-tokens-details`. Up to vLLM 0.23.0 a 0
-    /// is left out too, so that this then means either.
+    /// The engine does not say; it does with `--enable-prompt-tokens-details`. Up to vLLM 0.23.0 a
+    /// 0 is left out too, so that this then means either.
     #[default]
     NotReported,
     /// As many as this, 0 included.
