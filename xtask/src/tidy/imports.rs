@@ -63,10 +63,17 @@ pub(super) const CRATES: &[CrateRow] = &[
 pub(super) const PARTS: &[PartRow] = &[
     PartRow { name: "runtime", may: &[] },
     PartRow { name: "telemetry", may: &[] },
+    PartRow { name: "store", may: &["kernel", "runtime", "telemetry"] },
     PartRow { name: "engine", may: &["wire", "kernel", "runtime", "telemetry"] },
     PartRow { name: "events", may: &["wire", "kernel", "index", "runtime", "telemetry"] },
+    PartRow { name: "fleet", may: &["kernel", "engine", "store", "runtime", "telemetry"] },
+    PartRow {
+        name: "lifecycle",
+        may: &["kernel", "index", "engine", "fleet", "store", "runtime", "telemetry"],
+    },
     PartRow { name: "config", may: &["engine", "events"] },
     PartRow { name: "cli", may: &["config"] },
+    PartRow { name: "app", may: ALL },
 ];
 
 /// Checks manifests and sources against the tables.
