@@ -22,7 +22,13 @@ pub(super) struct Session {
     /// The batch that has to come first, byte for byte.
     expects: Option<Cursor>,
     last: Option<u64>,
+    batches: u32,
 }
+
+/// Batches that a replay may bring and still be taken for whole. Up to vLLM 0.32.0 the ROUTER drops what a reader has not
+/// taken when 1,000 messages wait, and the end marker may come all the same (observed): so after more than half of that
+/// the tail is asked for again.
+const WHOLE_MAX: u32 = 500;
 
 impl Rank {
     /// Asks for a replay from the last batch taken, or from the start.
@@ -36,6 +42,7 @@ impl Rank {
             barrier: self.fence.is_settling(),
             expects: self.cursor,
             last: None,
+            batches: 0,
         });
         let from = self.cursor.map_or(0, |c| c.seq);
         out.push(Effect::Replay { session: self.next_id, from, attempt });
@@ -55,6 +62,7 @@ impl Rank {
             },
         }
         current.last = Some(head.seq);
+        current.batches += 1;
         if self.contradicts(head) {
             return self.new_life(out);
         }
@@ -75,6 +83,9 @@ impl Rank {
         if current.expects.is_some() {
             // The engine has fewer batches than were taken: it began anew.
             return self.new_life(out);
+        }
+        if current.batches > WHOLE_MAX {
+            return self.ask_replay(0, out);
         }
         if current.barrier {
             self.barrier_ended(current.last, out);

@@ -304,6 +304,18 @@ fn a_replay_with_a_hole_does_not_count() {
 }
 
 #[test]
+fn a_long_replay_is_asked_for_its_tail_again() {
+    let history: Vec<_> = (0..1200).map(|s| batch(1, s, &[Store("A")])).collect();
+    let mut shell = Shell::new(true);
+    // The end marker came although the last two hundred were dropped.
+    shell.answer(&history[..1000]);
+    assert_eq!(shell.warm(), "suspended");
+    shell.answer(&history);
+    assert_eq!(shell.warm(), "A");
+    assert_eq!(shell.rank.cursor(), Some(1199));
+}
+
+#[test]
 fn a_restart_that_overtook_the_last_sequence_is_told_by_its_bytes() {
     let mut shell = Shell::started(&abc());
     let other: Vec<_> = (0..6).map(|s| batch(2, s, &[Store("Z")])).collect();
