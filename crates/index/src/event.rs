@@ -1,4 +1,5 @@
-//! What an engine announces about its blocks, as the index takes it in: decoded, and free of any wire layout.
+//! What an engine announces about its blocks, as the index takes it in: decoded, and free of any
+//! wire layout.
 //!
 //! Invariant: nothing here is trusted. Lengths that contradict each other are counted and ignored.
 
@@ -36,8 +37,8 @@ impl From<&[u8]> for EngineHash {
 pub enum ExtraKey {
     /// A LoRA name, a cache salt, a multi-modal digest.
     Text(Box<str>),
-    /// A digest of prompt embeddings, or any value of a shape that nobody knows (its raw bytes: equal
-    /// only to itself, so it can never match a prompt).
+    /// A digest of prompt embeddings, or any value of a shape that nobody knows (its raw bytes:
+    /// equal only to itself, so it can never match a prompt).
     Bytes(Box<[u8]>),
     /// A number.
     Int(i64),
@@ -48,8 +49,9 @@ pub enum ExtraKey {
 /// The extra keys of a store's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Extra {
-    /// The event cannot show them: layouts before 0.17.1, and self-describing connector events, which leave
-    /// them out (0.32.0, observed). Such a store may be salted, so it does not teach what its hash names.
+    /// The event cannot show them: layouts before 0.17.1, and self-describing connector events,
+    /// which leave them out (0.32.0, observed). Such a store may be salted, so it does not teach
+    /// what its hash names.
     NotReported,
     /// One list a block, in the engine's order; an empty outer list means none on any block.
     PerBlock(Vec<Vec<ExtraKey>>),
@@ -60,7 +62,8 @@ pub enum Extra {
 pub enum GroupKind {
     /// Full attention: every block from 0 on.
     Full,
-    /// Sliding window: the last blocks that cover `tokens`; every block where the width is not told.
+    /// Sliding window: the last blocks that cover `tokens`; every block where the width is not
+    /// told.
     Window {
         /// Width of the window in tokens.
         tokens: Option<u32>,
@@ -82,7 +85,8 @@ pub struct Store {
     pub block_size: u32,
     /// The extra keys.
     pub extra: Extra,
-    /// The LoRA adapter's name; part of the identity even where `extra` leaves it out.
+    /// The LoRA adapter's name; part of the identity even where `extra` leaves it out. An event
+    /// that has only a number for it (up to 0.13.0) must get a name here that no adapter has.
     pub lora: Option<Box<str>>,
     /// Where the blocks are.
     pub tier: Tier,

@@ -1,6 +1,7 @@
 //! What of a prompt a rank holds.
 //!
-//! Invariant: an unbroken run from the prompt's first block in every group, and never the block with the last token.
+//! Invariant: an unbroken run from the prompt's first block in every group, and never the block
+//! with the last token.
 
 use std::fmt;
 
@@ -15,11 +16,11 @@ use crate::slot::Presence;
 /// What of a prompt a rank provably holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Blocks in prompt order: the gpu run from block 0, then the run of at most one connector tier that goes on
-    /// where the gpu's ends.
+    /// Blocks in prompt order: the gpu run from block 0, then the run of at most one connector tier
+    /// that goes on where the gpu's ends.
     pub blocks: PerTier<u32>,
-    /// Blocks behind those that the connector tier announced in one event with others, without a size: they may be
-    /// of no use one by one, so they are no claim.
+    /// Blocks behind those that the connector tier announced in one event with others, without a
+    /// size: they may be of no use one by one, so they are no claim.
     pub estimated: u32,
     /// Tokens in a block; 0 where nobody knows.
     pub block_size: u32,
@@ -100,7 +101,8 @@ impl Held {
     }
 }
 
-/// Blocks of a prompt that vLLM can take from a cache: whole ones before its last token, which it always computes.
+/// Blocks of a prompt that vLLM can take from a cache: whole ones before its last token, which it
+/// always computes.
 pub(crate) fn usable_blocks(tokens: usize, block_size: u32) -> usize {
     tokens.saturating_sub(1).checked_div(block_size as usize).unwrap_or(0)
 }
@@ -142,9 +144,9 @@ impl Rank {
         held
     }
 
-    /// The connector's run behind the gpu's, in blocks: proven, estimated, and where. vLLM asks one connector, and of
-    /// several the first that has anything (multi connector, source); nobody tells which is first, so the shortest
-    /// run is what is proven.
+    /// The connector's run behind the gpu's, in blocks: proven, estimated, and where. vLLM asks one
+    /// connector, and of several the first that has anything (multi connector, source); nobody
+    /// tells which is first, so the shortest run is what is proven.
     fn connector_run(
         &self,
         keys: &[Key],
@@ -159,8 +161,8 @@ impl Rank {
         [Tier::Cpu, Tier::Disk, Tier::Remote].into_iter().filter_map(run).min()
     }
 
-    /// The longest usable prefix in blocks, at least `start`, whose blocks from `start` on are on `tier`; those
-    /// before are usable already.
+    /// The longest usable prefix in blocks, at least `start`, whose blocks from `start` on are on
+    /// `tier`; those before are usable already.
     fn run(
         &self,
         tier: Tier,

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use crate::key::{Content, DigestMap, HashKey, Key, Keys};
 use crate::parked::{Orphan, Parked};
 
-/// Hashes that name the same key: copies computed apart. Further ones are refused, so that a peer cannot make
-/// one look-up walk far.
+/// Hashes that name the same key: copies computed apart. Further ones are refused, so that a peer
+/// cannot make one look-up walk far.
 const TWINS_MAX: usize = 8;
 
 /// Identities looked at for one to forget. All of them on a tier: the new one is refused.
@@ -213,7 +213,8 @@ impl Identities {
             self.known.insert(hash, State::Poisoned);
             self.order.push_back(hash);
         }
-        // Where there is no room to remember the conflict, it still costs the hash all that it held.
+        // Where there is no room to remember the conflict, it still costs the hash all that it
+        // held.
         Taught::Conflict
     }
 

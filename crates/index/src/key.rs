@@ -1,7 +1,8 @@
 //! Keys: what a block is, whatever an engine calls it.
 //!
-//! Invariant: two blocks have the same key only if they have the same tokens and extra keys, and so have all
-//! blocks before them (up to collisions of 64 bits under a secret seed). Every part is framed by its length.
+//! Invariant: two blocks have the same key only if they have the same tokens and extra keys, and so
+//! have all blocks before them (up to collisions of 64 bits under a secret seed). Every part is
+//! framed by its length.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -10,7 +11,8 @@ use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use crate::event::{EngineHash, Extra, ExtraKey, Store};
 
-/// The chain key of a block. It is of use with the index that made it only: each has a seed of its own.
+/// The chain key of a block. It is of use with the index that made it only: each has a seed of its
+/// own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(u64);
 
@@ -69,7 +71,8 @@ impl Keys {
         let mut buffer = Vec::new();
         let mut parent = None;
         let block = |(i, tokens): (usize, &[u32])| {
-            // vLLM's order: LoRA name, multi-modal items, salt (0.32.0, observed: ["sql","tenantB"]).
+            // vLLM's order: LoRA name, multi-modal items, salt (0.32.0, observed:
+            // ["sql","tenantB"]).
             let salt = prompt.salt.filter(|_| i == 0);
             let parts = prompt.lora.into_iter().chain(salt).map(Part::Text);
             let key = self.link(parent, self.content(&mut buffer, tokens, parts));
@@ -108,8 +111,8 @@ impl Keys {
     }
 
     pub(crate) fn hash(self, hash: &EngineHash) -> HashKey {
-        // The length tells the two kinds apart where the tag alone could not: 9 bytes against 1 + n, and the
-        // tag settles n = 8.
+        // The length tells the two kinds apart where the tag alone could not: 9 bytes against 1 +
+        // n, and the tag settles n = 8.
         let digest = match hash {
             EngineHash::Int(int) => {
                 let mut framed = [0; 9];
@@ -201,7 +204,8 @@ impl Part<'_> {
 /// A map from what is a digest already, so that nothing is hashed twice.
 pub(crate) type DigestMap<K, V> = HashMap<K, V, BuildHasherDefault<FoldHasher>>;
 
-/// Folds the words of a digest into one. Sound only because the digests are made under a secret seed.
+/// Folds the words of a digest into one. Sound only because the digests are made under a secret
+/// seed.
 #[derive(Default)]
 pub(crate) struct FoldHasher(u64);
 

@@ -1,7 +1,7 @@
 //! The cache groups that a rank announced, their block size, and what each needs of a prefix.
 //!
-//! Invariant: a layout that contradicts itself, or that does not fit, has a fault, and then nothing is claimed:
-//! a group that nobody keeps could be the one that lacks the block.
+//! Invariant: a layout that contradicts itself, or that does not fit, has a fault, and then nothing
+//! is claimed: a group that nobody keeps could be the one that lacks the block.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,8 @@ use crate::held::HeldReason;
 /// The groups of one rank.
 #[derive(Default)]
 pub(crate) struct Layout {
-    /// `None`: named by a connector's event only, so nothing is known of it and no claim waits for it.
+    /// `None`: named by a connector's event only, so nothing is known of it and no claim waits for
+    /// it.
     groups: BTreeMap<u32, Option<Group>>,
     /// A group's block size changed: the tiers that have not been demoted since.
     changed: Option<TierSet>,
@@ -47,7 +48,8 @@ impl From<GroupKind> for Need {
 }
 
 impl Layout {
-    /// Takes in a store of the engine's own cache. Where two announcements differ, the stricter need stands.
+    /// Takes in a store of the engine's own cache. Where two announcements differ, the stricter
+    /// need stands.
     pub(crate) fn announce(&mut self, id: u32, group: Group, groups_max: usize) {
         if !self.mention(id, groups_max) {
             self.fault = Some(HeldReason::TooManyGroups);
@@ -72,7 +74,8 @@ impl Layout {
         true
     }
 
-    /// A changed block size is forgiven once every tier was demoted: nothing of the old size counts then.
+    /// A changed block size is forgiven once every tier was demoted: nothing of the old size counts
+    /// then.
     pub(crate) fn demoted(&mut self, tiers: TierSet) {
         let Some(left) = self.changed.map(|left| left.without(tiers)) else { return };
         self.changed = Some(left);

@@ -1,10 +1,13 @@
-//! Which rank holds which prefix blocks. Exact: no block is skipped, and nothing is claimed that no event proves.
+//! Which rank holds which prefix blocks. Exact: no block is skipped, and nothing is claimed that no
+//! event proves.
 //!
-//! In memory, rebuilt from events. The caller (the single writer of a rank) says when presence may be gained and when
-//! it is demoted; what a batch or an action means is not decided here. Readers see a rank between two events.
+//! In memory, rebuilt from events. The caller (the single writer of a rank) says when presence may
+//! be gained and when it is demoted; what a batch or an action means is not decided here. Readers
+//! see a rank between two events.
 //!
-//! Invariant: a claim counts only blocks with a store accepted after the last demotion and no later removal, as an
-//! unbroken run from the prompt's first block, in every announced cache group, on one rank and tier.
+//! Invariant: a claim counts only blocks with a store accepted after the last demotion and no later
+//! removal, as an unbroken run from the prompt's first block, in every announced cache group, on
+//! one rank and tier.
 
 mod event;
 mod held;
@@ -39,12 +42,13 @@ pub struct RankId(u64);
 /// What an operator declares of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankOptions {
-    /// Nobody sends this engine a cache salt, or anything but text. Only then do blocks count whose events cannot
-    /// show extra keys (layouts before 0.17.1).
+    /// Nobody sends this engine a cache salt, or anything but text. Only then do blocks count whose
+    /// events cannot show extra keys (layouts before 0.17.1).
     pub assume_unsalted: bool,
 }
 
-/// Bounds on memory, for each rank where nothing else is said. What does not fit is not claimed, and counted.
+/// Bounds on memory, for each rank where nothing else is said. What does not fit is not claimed,
+/// and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Blocks on one tier, by group.
@@ -62,7 +66,8 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Room for a rank with 2 million blocks on each tier: 40 bytes each, and about 100 for each identity.
+    /// Room for a rank with 2 million blocks on each tier: 40 bytes each, and about 100 for each
+    /// identity.
     fn default() -> Self {
         Self {
             blocks: 1 << 21,
@@ -146,7 +151,8 @@ pub struct Index {
 }
 
 impl Index {
-    /// An empty index. `seed` must be random and secret: whoever knows it can make two prompts look alike.
+    /// An empty index. `seed` must be random and secret: whoever knows it can make two prompts look
+    /// alike.
     #[must_use]
     pub fn new(seed: u64, limits: Limits) -> Self {
         Self {
@@ -158,7 +164,8 @@ impl Index {
         }
     }
 
-    /// Adds a rank that holds nothing. One that joins a running engine is to be demoted to unknown at once.
+    /// Adds a rank that holds nothing. One that joins a running engine is to be demoted to unknown
+    /// at once.
     pub fn add_rank(&self, options: RankOptions) -> RankId {
         let id = RankId(self.ranks_total.fetch_add(1, Ordering::Relaxed));
         let rank = Arc::new(RwLock::new(Rank::new(options, self.limits)));
@@ -176,8 +183,8 @@ impl Index {
         }
     }
 
-    /// Takes in a store. Presence is gained on the tiers in `gain` only; what hashes name is learnt regardless, since
-    /// a hash names its content whatever the fences say.
+    /// Takes in a store. Presence is gained on the tiers in `gain` only; what hashes name is learnt
+    /// regardless, since a hash names its content whatever the fences say.
     pub fn store(&self, id: RankId, store: &Store, gain: TierSet) -> Applied {
         let Some(rank) = self.rank(id) else { return Applied::default() };
         let digested = self.keys.digest(store);
@@ -191,7 +198,7 @@ impl Index {
         write(&rank).remove(remove.tier, remove.group, &hashes)
     }
 
-    /// Turns every proven belief on `tiers` to gone or unknown. O(1), however many there are.
+    /// Turns every belief on `tiers` to gone, or else to unknown. O(1), however many there are.
     pub fn demote(&self, id: RankId, tiers: TierSet, to: Belief) {
         let Some(rank) = self.rank(id) else { return };
         let pieces = write(&rank).demote(tiers, to);
@@ -212,8 +219,9 @@ impl Index {
         }
     }
 
-    /// Forgets what the rank's hashes name, its groups, and whatever it holds under those hashes. For a new incarnation:
-    /// before 0.30.0 an engine's hashes have a random seed, so they may come to mean other content.
+    /// Forgets what the rank's hashes name, its groups, and whatever it holds under those hashes.
+    /// For a new incarnation: before 0.30.0 an engine's hashes have a random seed, so they may come
+    /// to mean other content.
     pub fn forget_identities(&self, id: RankId) {
         let Some(rank) = self.rank(id) else { return };
         let pieces = write(&rank).forget_identities();
@@ -280,8 +288,8 @@ impl Index {
         Stats { backlog: self.retired.entries(), ..stats }
     }
 
-    /// Frees what demoted tiers and removed ranks left, whole tables until at least `budget` entries are free; gives the
-    /// number of entries freed. For the background.
+    /// Frees what demoted tiers and removed ranks left, whole tables until at least `budget`
+    /// entries are free; gives the number of entries freed. For the background.
     pub fn sweep(&self, budget: usize) -> usize {
         self.retired.sweep(budget)
     }

@@ -28,8 +28,8 @@ impl Parked {
         self.blocks.get(&hash).map(|(orphan, _)| *orphan)
     }
 
-    /// Parks a block that is not parked. Gives the number of older ones dropped for it; `None` where there is no
-    /// room at all.
+    /// Parks a block that is not parked. Gives the number of older ones dropped for it; `None`
+    /// where there is no room at all.
     pub(crate) fn insert(
         &mut self,
         hash: HashKey,

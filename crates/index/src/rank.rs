@@ -1,7 +1,8 @@
 //! One rank's beliefs: which hashes it holds where, and what they name.
 //!
-//! Invariant: a block counts only while a store that was allowed to gain presence is not taken back, on a tier that
-//! was not demoted since, under a hash whose content is known and was never contradicted.
+//! Invariant: a block counts only while a store that was allowed to gain presence is not taken
+//! back, on a tier that was not demoted since, under a hash whose content is known and was never
+//! contradicted.
 
 use fak_kernel::{Belief, Tier, TierSet};
 
@@ -66,7 +67,8 @@ impl Rank {
 
     /// Takes in what the store says of the layout. False where nothing of it may be indexed.
     fn admit(&mut self, store: &Store) -> bool {
-        // Connectors announce chunks of their own size, or none: only the engine's own cache tells the layout.
+        // Connectors announce chunks of their own size, or none: only the engine's own cache tells
+        // the layout.
         if store.tier == Tier::Gpu && !store.tokens.is_empty() {
             let group = Group { block_size: store.block_size, need: store.kind.into() };
             self.layout.announce(store.group, group, self.limits.groups);
@@ -260,8 +262,8 @@ impl Rank {
     }
 }
 
-/// vLLM's connectors up to 0.19.1 announce the size of their chunks, as later self-describing ones do; all others announce
-/// 0 and one block an event (0.32.0, observed).
+/// vLLM's connectors up to 0.19.1 announce the size of their chunks, as later self-describing ones
+/// do; all others announce 0 and one block an event (0.32.0, observed).
 fn unit(store: &Store) -> Unit {
     match store.block_size {
         _ if store.tier == Tier::Gpu => Unit::Block,

@@ -1,6 +1,7 @@
 //! What demotions and removals left behind, until somebody frees it.
 //!
-//! Invariant: retiring is O(1), and the backlog is bounded: past the bound the oldest pieces are freed at once.
+//! Invariant: retiring is O(1), and the backlog is bounded: past the bound the oldest pieces are
+//! freed at once.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -62,8 +63,9 @@ impl Retired {
         drop(backlog);
     }
 
-    /// Frees whole pieces until at least `budget` entries are free or none are left; gives the number freed. All
-    /// tables are flat, so that freeing one is one deallocation, whatever its size.
+    /// Frees whole pieces until at least `budget` entries are free or none are left; gives the
+    /// number freed. All tables are flat, so that freeing one is one deallocation, whatever its
+    /// size.
     pub(crate) fn sweep(&self, budget: usize) -> usize {
         let mut freed = 0;
         while freed < budget {

@@ -1,4 +1,5 @@
-//! Faults that people met with prefix indexes, each as the input that shows it (CASES.md, the number in the comment).
+//! Faults that people met with prefix indexes, each as the input that shows it (CASES.md, the
+//! number in the comment).
 
 use fak_index::{
     EngineHash, Extra, ExtraKey, GroupKind, Held, HeldReason, Index, Key, Limits, Prompt, RankId,

@@ -1,7 +1,8 @@
-//! Random histories against a naive model: the index must give exactly its answers, after every step.
+//! Random histories against a naive model: the index must give exactly its answers, after every
+//! step.
 //!
-//! A failure prints its seed and the shortest history that shows it; `FAK_SEED=… cargo test -p fak-index --test model`
-//! runs the same histories again.
+//! A failure prints its seed and the shortest history that shows it; `FAK_SEED=… cargo test -p
+//! fak-index --test model` runs the same histories again.
 
 #[path = "model/naive.rs"]
 mod naive;
@@ -127,7 +128,8 @@ impl Run {
     }
 }
 
-/// A number that choices are drawn from, so that a history is drawn, and made shorter, as plain numbers.
+/// A number that choices are drawn from, so that a history is drawn, and made shorter, as plain
+/// numbers.
 struct Dice {
     number: u64,
     bend: Bend,
@@ -307,7 +309,8 @@ impl Pair {
         (Applied::default(), Applied::default())
     }
 
-    /// Checks that the model bears out what is claimed of a prompt that ends in `leaf`, and counts the blocks.
+    /// Checks that the model bears out what is claimed of a prompt that ends in `leaf`, and counts
+    /// the blocks.
     fn check_proven(&self, rank: usize, leaf: u32) -> Result<u64, TestCaseError> {
         let (id, naive) = &self.ranks[rank];
         let mut tokens = prompt_tokens(leaf);
@@ -319,8 +322,8 @@ impl Pair {
         for tier in Tier::ALL {
             let end = start + held.blocks.get(*tier) as usize;
             if end > start {
-                // A chunk that did not fit leaves no trace on a block that is announced alone later,
-                // so the model is asked for blocks of either kind.
+                // A chunk that did not fit leaves no trace on a block that is announced alone
+                // later, so the model is asked for blocks of either kind.
                 prop_assert!(naive.is_usable(*tier, &chain, (start, end), false, SIZE));
             }
             start = end;

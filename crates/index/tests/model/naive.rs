@@ -1,5 +1,6 @@
-//! The index as a child would write it: every block carries its whole prefix in the clear, every answer tries every length.
-//! No digest, no parked area, no slot, no limit. It shares nothing with the index but the event types.
+//! The index as a child would write it: every block carries its whole prefix in the clear, every
+//! answer tries every length. No digest, no parked area, no slot, no limit. It shares nothing with
+//! the index but the event types.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -314,7 +315,8 @@ impl Naive {
         held
     }
 
-    /// Whether every group allows the first `n` blocks, of which those before `start` are usable already.
+    /// Whether every group allows the first `n` blocks, of which those before `start` are usable
+    /// already.
     pub(crate) fn is_usable(
         &self,
         tier: Tier,
