@@ -3,6 +3,7 @@
 //! Invariant: parts reach each other only in the direction of DESIGN section 5; `app` alone knows
 //! them all.
 
+pub mod app;
 pub mod cli;
 pub mod config;
 pub mod engine;

@@ -52,6 +52,28 @@ pub struct Call {
     pub error: Option<String>,
 }
 
+impl Call {
+    /// A call that is allowed, and of which nothing is known yet.
+    #[must_use]
+    pub fn new(index: usize, tool: String) -> Self {
+        Self {
+            index,
+            tool,
+            verdict: Verdict::Allow,
+            reason: None,
+            status: Status::Ok,
+            prompt_tokens: None,
+            output_tokens: None,
+            ttft_ms: None,
+            claimed_tokens: None,
+            cached_tokens: None,
+            text: String::new(),
+            finish_reason: None,
+            error: None,
+        }
+    }
+}
+
 /// What the floor said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -127,13 +149,13 @@ pub enum Policy {
 pub struct Events {
     /// Batches.
     pub batches: u64,
-    /// Blocks announced as stored.
+    /// Stores announced.
     pub stored: u64,
-    /// Blocks announced as removed.
+    /// Removals announced.
     pub removed: u64,
     /// Announcements that all blocks are gone.
     pub cleared: u64,
-    /// Holes in the sequence that replay could not close.
+    /// Gaps in the sequence, closed later or not.
     pub gaps: u64,
 }
 
@@ -298,8 +320,6 @@ mod tests {
 
     fn call(verdict: Verdict, status: Status, claimed: Option<u64>, cached: Option<u64>) -> Call {
         Call {
-            index: 0,
-            tool: "search".to_owned(),
             verdict,
             reason: (verdict == Verdict::Deny).then(|| "POLICY_BLOCK".to_owned()),
             status,
@@ -308,9 +328,7 @@ mod tests {
             ttft_ms: Some(1.25),
             claimed_tokens: claimed,
             cached_tokens: cached,
-            text: String::new(),
-            finish_reason: None,
-            error: None,
+            ..Call::new(0, "search".to_owned())
         }
     }
 

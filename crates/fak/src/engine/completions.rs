@@ -5,6 +5,7 @@
 //! is told apart from one that was aborted, dropped, failed, cut or silent; a 200 is none of these.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::time::Duration;
 
 use fak_wire::openai::{
@@ -17,6 +18,7 @@ use http::header::CONTENT_TYPE;
 use tokio::time::Instant;
 
 use super::client::{Body, Outgoing};
+use super::control::chain;
 use super::endpoints::Data;
 use super::identity::{Identity, Stamp};
 use super::{Engine, Error};
@@ -126,6 +128,25 @@ impl TurnEnd {
     #[must_use]
     pub fn is_complete(&self) -> bool {
         matches!(self, Self::Stream(StreamEnd::Complete))
+    }
+}
+
+impl fmt::Display for TurnEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stream(StreamEnd::Complete) => f.write_str("complete"),
+            Self::Stream(StreamEnd::Aborted) => f.write_str("the engine aborted the request"),
+            Self::Stream(StreamEnd::Dropped) => {
+                f.write_str("the engine dropped the request from its queue")
+            }
+            Self::Stream(StreamEnd::Failed(Some(error))) => {
+                write!(f, "the engine failed: {}", error.message)
+            }
+            Self::Stream(StreamEnd::Failed(None)) => f.write_str("the engine failed"),
+            Self::Stream(StreamEnd::Cut) => f.write_str("the stream ended without its end marker"),
+            Self::Transport(error) => f.write_str(&chain(error)),
+            Self::Unreadable { reason } => write!(f, "the stream cannot be read: {reason}"),
+        }
     }
 }
 

@@ -94,8 +94,12 @@ async fn an_engine_that_tells_nothing_leaves_everything_unknown() {
 
 #[tokio::test]
 async fn connectors_are_told_by_their_parts_and_secrets_stay_out() {
-    let multi = json!({"kv_connector": "MultiConnector", "kv_connector_extra_config": {
-        "connectors": [{"kv_connector": "OffloadingConnector"}, {"kv_connector": "MooncakeStoreConnector"}]}});
+    let parts = [
+        json!({"kv_connector": "OffloadingConnector"}),
+        json!({"kv_connector": "MooncakeStoreConnector"}),
+    ];
+    let multi = json!({"kv_connector": "MultiConnector",
+        "kv_connector_extra_config": {"connectors": parts}});
     let single = json!({"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {}});
     for (transfer, expected) in [
         (multi, Some(vec!["OffloadingConnector", "MooncakeStoreConnector"])),

@@ -175,10 +175,8 @@ async fn read_request(stream: &mut TcpStream) -> Option<Request> {
 /// A whole answer.
 pub(super) fn answer(status: &str, content_type: &str, body: &str) -> Vec<u8> {
     let length = body.len();
-    format!(
-        "HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\n\r\n{body}"
-    )
-    .into_bytes()
+    let head = format!("content-type: {content_type}\r\ncontent-length: {length}");
+    format!("HTTP/1.1 {status}\r\n{head}\r\n\r\n{body}").into_bytes()
 }
 
 /// A whole JSON answer.

@@ -221,8 +221,9 @@ async fn a_request_passes_unharmed_but_for_what_fak_sets() {
 
 #[tokio::test]
 async fn an_error_before_the_stream_keeps_its_status_and_words() {
-    let body = r#"{"error":{"message":"no such model","type":"NotFoundError","param":"model","code":404}}"#;
-    let peer = Peer::start(|_| Reply::Send(peer::json("404 Not Found", body))).await;
+    let error = json!({"message": "no such model", "type": "NotFoundError", "code": 404});
+    let body = json!({"error": error}).to_string();
+    let peer = Peer::start(move |_| Reply::Send(peer::json("404 Not Found", &body))).await;
     let error = started(&peer, patient(), Api::Chat).await.expect_err("refused");
     let StartError::Refused { status, body } = error else { panic!("{error:?}") };
     assert_eq!((status, body.message.as_str()), (404, "no such model"));

@@ -1,0 +1,44 @@
+//! The only file that knows every part: each command, from its arguments to its exit code.
+//!
+//! Invariant: nothing is sent to an engine before arguments, files and settings are found right.
+
+mod claims;
+mod run;
+mod sim;
+mod witness;
+
+use crate::cli::{Cli, Command, Exit, WitnessCommand};
+
+/// Why a command ended early.
+#[derive(Debug)]
+pub struct Error {
+    /// What the process exits with.
+    pub exit: Exit,
+    /// Why.
+    pub cause: anyhow::Error,
+}
+
+impl Error {
+    /// Bad usage or configuration.
+    fn usage(cause: impl Into<anyhow::Error>) -> Self {
+        Self { exit: Exit::Usage, cause: cause.into() }
+    }
+
+    /// Anything else.
+    fn failed(cause: impl Into<anyhow::Error>) -> Self {
+        Self { exit: Exit::Failed, cause: cause.into() }
+    }
+}
+
+/// Runs a command to its end.
+///
+/// # Errors
+///
+/// [`Error`] with the exit code that fits.
+pub async fn run(cli: Cli) -> Result<Exit, Error> {
+    match cli.command {
+        Command::Run(args) => run::run(&args).await,
+        Command::Sim(args) => sim::serve(&args).await,
+        Command::Witness { command: WitnessCommand::Table { json } } => witness::print(json),
+    }
+}

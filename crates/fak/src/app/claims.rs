@@ -1,0 +1,204 @@
+//! What may be claimed of the worker's cache at a call's dispatch: the index, fed by its events.
+//!
+//! Invariant: a claim is what every rank of the worker provably holds, since the engine picks the
+//! rank; where a rank is not heard, nothing is claimed.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fak_index::{Held, HeldReason, Index, Limits, Prompt, RankOptions};
+use fak_kernel::Tier;
+use fak_kernel::rank::Trust;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::Error;
+use crate::cli::report::Events;
+use crate::config::Worker;
+use crate::engine::{Admitted, Capabilities, Engine, Learnt, skips_prefix_cache};
+use crate::events::discover::{self, Source};
+use crate::events::recorder::Recorder;
+use crate::events::stream::{Handle, Sink, Stream};
+use crate::runtime::{OnExit, TaskGroup};
+
+/// Time for the event sockets to stand before the first call.
+const HEARD_WITHIN: Duration = Duration::from_secs(2);
+
+/// Time for an engine to announce what a call stored. Events leave with the step that caused them
+/// (0.32.0, observed), so on a network that works this is a few milliseconds.
+const ANNOUNCED_WITHIN: Duration = Duration::from_millis(500);
+
+/// How often to look whether it was announced.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// Time for the streams to end.
+const STOP_WITHIN: Duration = Duration::from_secs(1);
+
+/// The beliefs about one worker.
+pub(super) struct Claims {
+    index: Arc<Index>,
+    recorder: Arc<Recorder>,
+    ranks: Vec<Handle>,
+    /// Every rank publishes and is listened to.
+    is_whole: bool,
+    adapters: Vec<String>,
+    tasks: TaskGroup,
+}
+
+/// A prompt as the engine's cache sees it.
+pub(super) struct CachePrompt {
+    tokens: Vec<u32>,
+    adapter: Option<String>,
+    salt: Option<String>,
+    is_cacheable: bool,
+}
+
+impl CachePrompt {
+    fn key(&self) -> Prompt<'_> {
+        Prompt { tokens: &self.tokens, lora: self.adapter.as_deref(), salt: self.salt.as_deref() }
+    }
+}
+
+impl Claims {
+    /// Listens to the worker's events, and waits a little until they can be heard.
+    pub(super) async fn start(worker: &Worker, told: &Capabilities) -> Result<Self, Error> {
+        let (sources, is_whole) = sources(worker, told)?;
+        let seed = RandomState::new().build_hasher().finish();
+        let index = Arc::new(Index::new(seed, Limits::default()));
+        // The report needs counts only.
+        let recorder = Arc::new(Recorder::new(0));
+        let mut tasks = TaskGroup::new();
+        let id: Arc<str> = worker.id.as_str().into();
+        let mut ranks = Vec::with_capacity(sources.len());
+        for source in sources {
+            let sink = Sink {
+                index: Arc::clone(&index),
+                options: RankOptions::default(),
+                recorder: Arc::clone(&recorder),
+            };
+            let (stream, handle) = Stream::new(&id, source, sink);
+            tasks.spawn("events", OnExit::Report, stream.run(tasks.shutdown()));
+            ranks.push(handle);
+        }
+        for rank in &ranks {
+            let heard = rank.wait_for(|status| status.trust == Trust::Exact);
+            if timeout(HEARD_WITHIN, heard).await.is_err() {
+                tracing::warn!(rank = rank.rank(), "no KV events are heard yet");
+            }
+        }
+        let models = told.models.told().map(Vec::as_slice).unwrap_or_default();
+        let adapters = models.iter().filter(|model| model.parent.is_some());
+        let adapters = adapters.map(|model| model.id.clone()).collect();
+        Ok(Self { index, recorder, ranks, is_whole, adapters, tasks })
+    }
+
+    /// The prompt of a call; `None` where its tokens are not known.
+    pub(super) async fn prompt(&self, engine: &Engine, call: &Admitted) -> Option<CachePrompt> {
+        if self.ranks.is_empty() {
+            return None;
+        }
+        let tokens = engine.tokens(call.request()).await;
+        let tokens = tokens.inspect_err(|error| tracing::info!(%error, "no tokens, no claim"));
+        let model = call.request().model().ok().flatten();
+        Some(CachePrompt {
+            tokens: tokens.ok()?,
+            adapter: model.filter(|model| self.adapters.contains(model)),
+            salt: call.cache_salt().map(str::to_owned),
+            is_cacheable: !skips_prefix_cache(call.request()),
+        })
+    }
+
+    /// The claim: prompt tokens that every rank provably holds; `None` where that is not known.
+    pub(super) fn held(&self, prompt: &CachePrompt) -> Option<u64> {
+        if !self.is_whole {
+            return None;
+        }
+        if !prompt.is_cacheable {
+            return Some(0);
+        }
+        let ranks =
+            self.ranks.iter().map(|rank| self.held_by(rank, prompt).map(|held| tokens(&held)));
+        ranks.collect::<Option<Vec<_>>>()?.into_iter().min()
+    }
+
+    fn held_by(&self, rank: &Handle, prompt: &CachePrompt) -> Option<Held> {
+        if rank.status().trust == Trust::LoadOnly {
+            return None;
+        }
+        let held = self.index.held(rank.id(), &prompt.key());
+        let is_known = !matches!(held.reason, HeldReason::Suspended | HeldReason::NoRank);
+        is_known.then_some(held)
+    }
+
+    /// Waits until some rank announced all of the prompt's blocks that can be hit, but not long:
+    /// the next call's claim is about what was announced by then, whatever this finds.
+    pub(super) async fn announced(&self, prompt: &CachePrompt) {
+        let all = async {
+            let mut look = interval(LOOK_EVERY);
+            look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            while !self.ranks.iter().any(|rank| self.is_announced(rank, prompt)) {
+                look.tick().await;
+            }
+        };
+        let is_heard = |rank: &Handle| rank.status().trust != Trust::LoadOnly;
+        if self.ranks.iter().any(is_heard) && timeout(ANNOUNCED_WITHIN, all).await.is_err() {
+            tracing::info!("the engine has not announced the call's blocks");
+        }
+    }
+
+    fn is_announced(&self, rank: &Handle, prompt: &CachePrompt) -> bool {
+        let Some(held) = self.held_by(rank, prompt) else { return false };
+        let usable = u64::try_from(prompt.tokens.len()).unwrap_or(u64::MAX).saturating_sub(1);
+        let size = u64::from(held.block_size);
+        size > 0 && tokens(&held) >= usable / size * size
+    }
+
+    /// Stops listening. Returns what was heard; `None` where nothing could be.
+    pub(super) async fn stop(self) -> Option<Events> {
+        let Self { ranks, recorder, tasks, .. } = self;
+        tasks.stop(STOP_WITHIN).await;
+        let total = recorder.total();
+        (!ranks.is_empty()).then_some(Events {
+            batches: total.batches,
+            stored: total.stored,
+            removed: total.removed,
+            cleared: total.cleared,
+            gaps: total.gaps,
+        })
+    }
+}
+
+fn tokens(held: &Held) -> u64 {
+    let tokens = held.tokens();
+    Tier::ALL.iter().map(|tier| u64::from(tokens.get(*tier))).sum()
+}
+
+/// The ranks' sockets, as configured or as the engine tells, and whether they are all ranks.
+fn sources(worker: &Worker, told: &Capabilities) -> Result<(Vec<Source>, bool), Error> {
+    let host = worker.endpoints.origin().host();
+    if let Some(live) = &worker.kv.events {
+        let replay = worker.kv.replay.as_ref().map(ToString::to_string);
+        // The topic is a prefix filter: the empty one takes every topic.
+        let named = discover::named(&live.to_string(), replay.as_deref(), "", 1, host);
+        return Ok((named.map_err(Error::usage)?, true));
+    }
+    match &told.kv_event_sources {
+        Learnt::Unknown { why } => {
+            tracing::info!(%why, "no KV event sources are known: nothing is claimed");
+            Ok((Vec::new(), false))
+        }
+        Learnt::Told { value, .. } => match discover::from_answer(value, host) {
+            Ok(found) => {
+                for (rank, why) in &found.silent {
+                    tracing::warn!(rank, %why, "a rank publishes nothing: nothing is claimed");
+                }
+                let is_whole = found.silent.is_empty();
+                Ok((found.sources, is_whole))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the KV event sources cannot be used: nothing is claimed");
+                Ok((Vec::new(), false))
+            }
+        },
+    }
+}
