@@ -51,6 +51,9 @@ impl Rank {
         let mut applied = Applied::default();
         let blocks = u64::try_from(digested.hashes.len()).unwrap_or(u64::MAX);
         if digested.is_malformed {
+            if is_sparse(store) {
+                self.admit(store);
+            }
             applied.malformed = blocks;
         } else if !self.admit(store) {
             applied.dropped = blocks;
@@ -277,4 +280,13 @@ fn unit(store: &Store) -> Unit {
 fn is_live(slots: &[Slot], layout: &Layout, hash: HashKey) -> bool {
     let is_in = |slot: &Slot| layout.ids().any(|group| slot.has(group, hash));
     slots.iter().any(is_in)
+}
+
+/// Whether a store leaves blocks out without saying which, as a window group does (vLLM 0.32.0,
+/// `BlockPool.cache_full_blocks`, read). It teaches nothing, but its group is there and a claim has
+/// to wait for it.
+fn is_sparse(store: &Store) -> bool {
+    let size = store.block_size as usize;
+    let whole = size > 0 && store.tokens.len().is_multiple_of(size);
+    whole && !store.hashes.is_empty() && store.hashes.len() < store.tokens.len() / size
 }

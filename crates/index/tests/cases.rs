@@ -471,3 +471,20 @@ fn demoting_a_rank_touches_no_block() {
     assert_eq!(bench.index.sweep(1), many as usize);
     assert_eq!(bench.held_of(&tokens).blocks.gpu, many - 1);
 }
+
+// 48
+#[test]
+fn a_group_that_does_not_say_which_blocks_it_stored_is_waited_for_in_vain() {
+    let bench = Bench::new();
+    bench.store(&blocks(0..3));
+    assert_eq!(bench.held(3), (3, 0));
+    // A window group announces the last block alone, with the tokens of all three.
+    let sparse = Store {
+        hashes: vec![hash(2)],
+        group: 1,
+        kind: GroupKind::Window { tokens: Some(SIZE) },
+        ..blocks(0..3)
+    };
+    assert_eq!(bench.store(&sparse).malformed, 1);
+    assert_eq!(bench.held(3), (0, 0));
+}
