@@ -8,5 +8,6 @@ pub mod cli;
 pub mod config;
 pub mod engine;
 pub mod events;
+pub mod fleet;
 pub mod runtime;
 pub mod telemetry;

@@ -343,6 +343,8 @@ vocabulary! {
         PartlyAwake = "partly_awake",
         /// What state the engine is in is not known: only a `wake` is right for all of them.
         StateUnknown = "state_unknown",
+        /// Requests were still in flight when the time to drain them ended.
+        DrainTimeout = "drain_timeout",
         /// Another command is on its way to the worker.
         Busy = "busy",
     }

@@ -75,16 +75,20 @@ impl Claims {
                 index: Arc::clone(&index),
                 options: RankOptions::default(),
                 recorder: Arc::clone(&recorder),
+                notes: None,
             };
             let (stream, handle) = Stream::new(&id, source, sink);
             tasks.spawn("events", OnExit::Report, stream.run(tasks.shutdown()));
             ranks.push(handle);
         }
-        for rank in &ranks {
-            let heard = rank.wait_for(|status| status.trust == Trust::Exact);
-            if timeout(HEARD_WITHIN, heard).await.is_err() {
-                tracing::warn!(rank = rank.rank(), "no KV events are heard yet");
+        let all_heard = async {
+            for rank in &ranks {
+                // A stream that has ended is never heard, and then nothing is claimed of its rank.
+                let _ = rank.wait_for(|status| status.trust == Trust::Exact).await;
             }
+        };
+        if timeout(HEARD_WITHIN, all_heard).await.is_err() {
+            tracing::warn!("not every rank's KV events are heard yet");
         }
         let models = told.models.told().map(Vec::as_slice).unwrap_or_default();
         let adapters = models.iter().filter(|model| model.parent.is_some());

@@ -165,15 +165,26 @@ impl Engine {
 
     /// Looks at the engine's state.
     pub async fn observe(&self) -> Observation {
-        let (is_paused, is_sleeping, sleep_state) = tokio::join!(
-            self.flag(Control::IsPaused, "is_paused"),
-            self.flag(Control::IsSleeping, "is_sleeping"),
-            self.sleep_state(),
-        );
-        Observation { is_paused, is_sleeping, sleep_state }
+        self.observe_and_scrape().await.0
     }
 
-    async fn ask(&self, asked: &Control) -> Answer {
+    /// Looks at the engine's state, and hands out the scrape that a part of it was read from.
+    pub async fn observe_and_scrape(&self) -> (Observation, Result<Snapshot, ScrapeError>) {
+        let (is_paused, is_sleeping, scraped) = tokio::join!(
+            self.flag(Control::IsPaused, "is_paused"),
+            self.flag(Control::IsSleeping, "is_sleeping"),
+            self.scrape(),
+        );
+        let sleep_state = match &scraped {
+            Ok(snapshot) => sleep_state(snapshot),
+            Err(ScrapeError::Http(error)) => unseen(error),
+            Err(error) => Seen::Failed { detail: chain(error) },
+        };
+        (Observation { is_paused, is_sleeping, sleep_state }, scraped)
+    }
+
+    /// Makes a control call.
+    pub async fn ask(&self, asked: &Control) -> Answer {
         let url = match self.endpoints.control(asked) {
             Ok(url) => url,
             Err(shut) => return Answer::NotSent(NotSent::NotAllowed(shut)),
@@ -196,12 +207,11 @@ impl Engine {
         }
     }
 
-    async fn sleep_state(&self) -> Seen<SleepState> {
-        match self.scrape().await {
-            Ok(snapshot) => sleep_state(&snapshot),
-            Err(ScrapeError::Http(error)) => unseen(&error),
-            Err(error) => Seen::Failed { detail: chain(&error) },
-        }
+    /// The JSON that a control path answers a short look with; nothing where it does not with a
+    /// 2xx.
+    pub async fn read(&self, look: Control) -> Option<Value> {
+        let response = self.probe(&look).await.ok()?;
+        response.status.is_success().then(|| body(&response.body))
     }
 
     /// A short look at a control path that only reads.

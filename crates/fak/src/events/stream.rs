@@ -118,6 +118,8 @@ pub struct Sink {
     pub options: RankOptions,
     /// What happened.
     pub recorder: Arc<Recorder>,
+    /// Who is told what the stream notices, with the rank's number; what does not fit is only logged.
+    pub notes: Option<mpsc::Sender<(u32, Note)>>,
 }
 
 /// A rank's stream; it lives by [`run`](Self::run).
@@ -230,6 +232,10 @@ impl Stream {
     }
 
     fn tell(&self, note: Note) {
+        if let Some(notes) = &self.sink.notes {
+            // A full channel means that its owner is far behind, and will look for itself.
+            let _ = notes.try_send((self.name.rank, note));
+        }
         let (worker, rank) = (&self.name.worker, self.name.rank);
         match note {
             Note::Gap { lost } => tracing::warn!(%worker, rank, lost, "events are missing"),

@@ -33,6 +33,7 @@ impl Rig {
             index: Arc::clone(&index),
             options: RankOptions::default(),
             recorder: Arc::new(Recorder::new(64)),
+            notes: None,
         };
         let sources = engine.control(Control::KvEventSources).await.answered.body().to_string();
         let found = discover::from_answer(sources.as_bytes(), "127.0.0.1").unwrap();

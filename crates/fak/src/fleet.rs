@@ -1,0 +1,181 @@
+//! The workers, and what is true of each now: one immutable snapshot that everybody reads.
+//!
+//! Invariant: a worker's state has one writer, its owner in `lifecycle`; and a request enters a worker only through its
+//! [`Door`], so that whoever shut the door knows when nobody is inside.
+
+mod door;
+
+use std::sync::Arc;
+
+use fak_index::RankId;
+use fak_kernel::rank::Trust;
+use fak_kernel::witness::{self, Standing};
+use fak_kernel::{Phase, TierSet};
+use fak_wire::metrics::Snapshot as Metrics;
+use tokio::sync::watch;
+
+pub use door::{Door, Inside};
+
+use crate::engine::Engine;
+
+/// One vLLM server, as configured. Its state is in the fleet's [`Snapshot`].
+#[derive(Clone, Debug)]
+pub struct Worker {
+    /// Its configured name.
+    pub id: Arc<str>,
+    /// How to reach it.
+    pub engine: Engine,
+    /// Where its requests enter.
+    pub door: Door,
+}
+
+/// What is true of a worker now, for all that fak knows.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// What fak holds true between two witness rows.
+    pub standing: Standing,
+    /// What engine and connector were proven to do.
+    pub capabilities: witness::Capabilities,
+    /// Whether the last probe got an answer.
+    pub is_reachable: bool,
+    /// False where requests run and no token came for too long: the engine is suspect, and gets no more.
+    pub is_progressing: bool,
+    /// This life of its process, as far as it can be named.
+    pub incarnation: Option<Arc<str>>,
+    /// The engine's version, where it told.
+    pub version: Option<Arc<str>>,
+    /// Names of the models that it serves; the last ones told while it does not answer.
+    pub models: Arc<[Arc<str>]>,
+    /// The weight version that the engine told, or a caller stated.
+    pub weight_version: Option<Arc<str>>,
+    /// Its ranks in the index.
+    pub ranks: Arc<[Rank]>,
+    /// The last scrape.
+    pub metrics: Option<Arc<Metrics>>,
+    /// The last row of the ledger on it.
+    pub last_witness: Option<u64>,
+}
+
+/// A rank's place in the index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rank {
+    /// Data-parallel rank.
+    pub number: u32,
+    /// In the index.
+    pub id: RankId,
+    /// How far its beliefs can be relied on.
+    pub trust: Trust,
+}
+
+impl State {
+    /// A worker of which nothing was observed yet.
+    #[must_use]
+    pub fn unobserved() -> Self {
+        Self {
+            standing: Standing::UNOBSERVED,
+            capabilities: witness::Capabilities::default(),
+            is_reachable: false,
+            is_progressing: true,
+            incarnation: None,
+            version: None,
+            models: Arc::default(),
+            weight_version: None,
+            ranks: Arc::default(),
+            metrics: None,
+            last_witness: None,
+        }
+    }
+
+    /// What the worker is doing, by word.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.standing.phase
+    }
+
+    /// Whether requests may be sent to it.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        self.standing.phase == Phase::Serving && self.is_reachable && self.is_progressing
+    }
+
+    /// Whether it serves `model`.
+    #[must_use]
+    pub fn has_model(&self, model: &str) -> bool {
+        self.models.iter().any(|m| **m == *model)
+    }
+
+    /// How far its beliefs can be relied on: as far as those of its worst rank.
+    #[must_use]
+    pub fn trust(&self) -> Trust {
+        self.ranks.iter().map(|r| r.trust).max().unwrap_or(Trust::LoadOnly)
+    }
+
+    /// The tiers that it has.
+    #[must_use]
+    pub fn tiers(&self) -> TierSet {
+        self.capabilities.present()
+    }
+}
+
+/// A worker and its state.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// The worker.
+    pub worker: Arc<Worker>,
+    /// Its state.
+    pub state: Arc<State>,
+}
+
+/// Every worker, in the order of the configuration.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// The workers.
+    pub workers: Vec<View>,
+}
+
+impl Snapshot {
+    /// The worker of that name.
+    #[must_use]
+    pub fn get(&self, id: &str) -> Option<&View> {
+        self.workers.iter().find(|view| *view.worker.id == *id)
+    }
+}
+
+/// The fleet; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    now: watch::Sender<Arc<Snapshot>>,
+}
+
+impl Fleet {
+    /// A fleet of workers of which nothing was observed yet.
+    #[must_use]
+    pub fn new(workers: impl IntoIterator<Item = Worker>) -> Self {
+        let unobserved =
+            |worker| View { worker: Arc::new(worker), state: Arc::new(State::unobserved()) };
+        let workers = workers.into_iter().map(unobserved).collect();
+        Self { now: watch::Sender::new(Arc::new(Snapshot { workers })) }
+    }
+
+    /// The fleet as it is now.
+    #[must_use]
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.now.borrow())
+    }
+
+    /// Follows the fleet: wakes at each change.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Arc<Snapshot>> {
+        self.now.subscribe()
+    }
+
+    /// Changes the state of worker `id`; for its owner alone. Readers see all of the change or nothing of it.
+    pub(crate) fn update(&self, id: &str, change: impl FnOnce(&mut State)) {
+        self.now.send_modify(|now| {
+            let fleet = Arc::make_mut(now);
+            if let Some(view) = fleet.workers.iter_mut().find(|v| *v.worker.id == *id) {
+                change(Arc::make_mut(&mut view.state));
+            }
+        });
+    }
+}

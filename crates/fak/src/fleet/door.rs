@@ -1,0 +1,115 @@
+//! Where a worker's requests enter and leave.
+//!
+//! Invariant: nobody enters a shut door, and every request that entered is counted until the value that it got, [`Inside`], is
+//! dropped: at the end of its body, or when its client has left. So the count cannot leak.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::Notify;
+
+/// Set while the door is shut; the other bits count who is inside.
+const SHUT: usize = 1 << (usize::BITS - 1);
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// One word, so that entering and shutting cannot cross.
+    inside: AtomicUsize,
+    left: Notify,
+}
+
+/// A worker's door; clones are the same door.
+#[derive(Clone, Debug, Default)]
+pub struct Door {
+    shared: Arc<Shared>,
+}
+
+/// A request inside; dropping it leaves.
+#[derive(Debug)]
+pub struct Inside {
+    shared: Arc<Shared>,
+}
+
+impl Door {
+    /// An open door.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Enters, unless the door is shut.
+    #[must_use]
+    pub fn enter(&self) -> Option<Inside> {
+        let inside = &self.shared.inside;
+        let entered = inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+            (now & SHUT == 0).then(|| now + 1)
+        });
+        entered.ok().map(|_| Inside { shared: Arc::clone(&self.shared) })
+    }
+
+    /// Shuts the door. Who is inside stays.
+    pub fn shut(&self) {
+        self.shared.inside.fetch_or(SHUT, Ordering::AcqRel);
+    }
+
+    /// Opens the door.
+    pub fn open(&self) {
+        self.shared.inside.fetch_and(!SHUT, Ordering::AcqRel);
+    }
+
+    /// Whether the door is shut.
+    #[must_use]
+    pub fn is_shut(&self) -> bool {
+        self.shared.inside.load(Ordering::Acquire) & SHUT != 0
+    }
+
+    /// How many are inside.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.shared.inside.load(Ordering::Acquire) & !SHUT
+    }
+
+    /// Waits until nobody is inside. Shut the door first, or it may never be.
+    pub async fn empty(&self) {
+        loop {
+            let left = self.shared.left.notified();
+            if self.in_flight() == 0 {
+                return;
+            }
+            left.await;
+        }
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        if self.shared.inside.fetch_sub(1, Ordering::AcqRel) & !SHUT == 1 {
+            self.shared.left.notify_waiters();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_shut_door_lets_nobody_in_and_empties() {
+        let door = Door::new();
+        let first = door.enter().expect("open");
+        let second = door.enter().expect("open");
+        door.shut();
+        assert!(door.enter().is_none());
+        assert_eq!(door.in_flight(), 2);
+        let empty = tokio::spawn({
+            let door = door.clone();
+            async move { door.empty().await }
+        });
+        drop((first, second));
+        empty.await.expect("it empties");
+        assert_eq!(door.in_flight(), 0);
+        assert!(door.is_shut());
+        door.open();
+        assert!(door.enter().is_some());
+    }
+}
