@@ -34,6 +34,30 @@ fn case_1_a_level_2_sleeper_serves_only_after_its_weights_were_loaded() {
 }
 
 #[test]
+fn weights_are_proven_only_in_memory_that_can_hold_them() {
+    // A version that moves while the engine sleeps loads nothing into it.
+    let mut worker = Worker::serving(READY);
+    worker.take(sleep(Level::Two, false), Answer::Ok, SLEEPS_2);
+    assert!(!worker.take(Move::Weights, Answer::Unrecorded, SLEEPS_2).next.weights_proven);
+    // Whoever moved the engine behind fak's back may have discarded them, unless what is seen
+    // rules it out.
+    let flags_alone = state(true, true, None);
+    for (seen, proven) in [
+        (STOPPED, true),
+        (SLEEPS_1, true),
+        (SLEEPS_2, false),
+        (flags_alone, false),
+        (state(false, true, None), false),
+    ] {
+        let mut worker = Worker::serving(READY);
+        let drift = worker.take(Move::Drift, Answer::Unrecorded, seen);
+        assert_eq!(drift.next.weights_proven, proven, "{seen:?}");
+        let back = worker.take(Move::Drift, Answer::Unrecorded, AWAKE);
+        assert_eq!(back.serving(), proven, "{seen:?}");
+    }
+}
+
+#[test]
 fn case_3_hits_with_no_store_after_a_wake_are_a_contradiction() {
     let mut worker = Worker::serving(READY);
     assert_eq!(worker.take(sleep(Level::One, false), Answer::Ok, SLEEPS_1).kv.gpu, Forgotten);
