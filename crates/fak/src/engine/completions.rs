@@ -179,6 +179,7 @@ impl Engine {
     pub fn admit(&self, turn: Turn, stamp: &Stamp) -> Result<Admitted, RequestError> {
         let Turn { mut request, headers, identity, priority } = turn;
         stamp.apply(&mut request, identity.as_ref(), priority);
+        request.include_usage()?;
         let cache_salt = request.cache_salt()?;
         let choices = request.choices()?;
         Ok(Admitted { engine: self.clone(), request, headers, cache_salt, choices })
@@ -205,9 +206,7 @@ impl Admitted {
     /// [`StartError`]
     pub async fn stream(mut self) -> Result<TurnStream, StartError> {
         self.request.set_stream(true);
-        if let Err(error) = self.request.set_include_usage(true) {
-            return Err(StartError::Unreadable { found: error.to_string(), wanted: "an object" });
-        }
+        self.request.set_include_usage(true).expect("admitted with readable stream options");
         let sent_at = Instant::now();
         let answer = self.engine.client.open(self.outgoing()).await?;
         let status = answer.status.as_u16();

@@ -4,6 +4,7 @@ mod peer;
 
 mod capabilities;
 mod control;
+mod simulated;
 mod streams;
 mod transport;
 

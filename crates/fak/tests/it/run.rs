@@ -1,7 +1,8 @@
 //! `fak` as its users meet it: the built binary, its output and its exit codes.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use fak_sim::{Binds, Profile, Sim, SimConfig};
 use serde_json::{Value, json};
@@ -203,6 +204,36 @@ async fn where_nothing_is_heard_nothing_is_claimed_and_nothing_is_zero() {
     assert!(report["calls"][1]["cached_tokens"].as_u64().expect("a number") > 0);
     assert!(report["summary"]["claimed_tokens"].is_null());
     assert!(report["summary"]["events"].is_null());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ctrl_c_cancels_the_call_at_the_engine_and_the_report_still_comes() {
+    let decode_step = std::time::Duration::from_millis(5);
+    let sim = Sim::start(SimConfig { decode_step, ..SimConfig::default() }, Binds::default());
+    let sim = sim.await.expect("free ports");
+    let args = json!({"prompt": "count on", "max_tokens": 3000, "ignore_eos": true});
+    let calls = json!([{"tool": "long", "args": args}, {"tool": "never", "args": args}]);
+    let trace = file("long.json", &json!({"calls": calls}));
+    let base = sim.base_url();
+    let output = tokio::task::spawn_blocking(move || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fak"));
+        command.env_clear().env("FAK_VLLM_BASE_URL", base).arg("run").arg("--trace").arg(trace);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the binary runs");
+        // The first bytes of text: the call is in flight.
+        let mut start = vec![0; "#0 long: allow\nx".len()];
+        let stdout = child.stdout.as_mut().expect("piped");
+        stdout.read_exact(&mut start).expect("a first token");
+        let id = child.id().to_string();
+        assert!(Command::new("kill").args(["-INT", &id]).status().expect("kill").success());
+        child.wait_with_output().expect("it ends")
+    });
+    let output = output.await.expect("it ends");
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    assert!(shown.contains("\n  cancelled: "), "{shown}");
+    assert!(shown.contains("1 calls: 1 allowed, 0 denied, 1 failed"), "{shown}");
+    assert!(sim.counters_of(0).generation_tokens < 3000, "the call ran to its end");
 }
 
 #[test]

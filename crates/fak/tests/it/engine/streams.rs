@@ -220,6 +220,20 @@ async fn a_request_passes_unharmed_but_for_what_fak_sets() {
 }
 
 #[tokio::test]
+async fn what_fak_has_to_understand_is_refused_where_it_is_wrong() {
+    let peer = Peer::start(|_| Reply::Send(Vec::new())).await;
+    let engine = engine(&peer, patient());
+    for (field, value) in
+        [("stream_options", json!([])), ("cache_salt", json!("")), ("n", json!(0))]
+    {
+        let mut body = json!({"prompt": "p"});
+        body[field] = value;
+        let error = engine.admit(turn(Api::Completions, &body), &stamp()).expect_err("wrong");
+        assert_eq!(error.param(), Some(field), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn an_error_before_the_stream_keeps_its_status_and_words() {
     let error = json!({"message": "no such model", "type": "NotFoundError", "code": 404});
     let body = json!({"error": error}).to_string();
