@@ -12,6 +12,7 @@ pub mod floor;
 pub mod gate;
 pub mod lease;
 pub mod rank;
+pub mod route;
 pub mod vocab;
 pub mod witness;
 
