@@ -1,6 +1,6 @@
 //! The vLLM adapter: one engine, over its public surfaces alone.
 //!
-//! Invariant: every URL comes from [`endpoints`], every wait is bounded by [`client`], and nothing
+//! Invariant: every URL comes from `endpoints`, every wait is bounded by `client`, and nothing
 //! here judges: what was asked, answered and observed is handed on as data.
 
 mod capabilities;

@@ -279,12 +279,16 @@ words! {
 /// 0.32.0), so parameters are typed here and sent as the query, never as a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// `POST /pause`. Both parameters are always sent, since the engine's defaults abort and clear.
+    /// `POST /pause`. Mode and clearing are always sent, since the engine's defaults abort and
+    /// clear.
     Pause {
         /// Fate of running requests.
         mode: Mode,
         /// Whether the caches are dropped, the connector's included (0.23.0 and later).
         clear_cache: bool,
+        /// Sends `clear_connector_cache=false`. Only for an engine that declares the argument:
+        /// another answers 200 and evicts all the same.
+        keep_connector_cache: bool,
     },
     /// `POST /resume`.
     Resume,
@@ -360,15 +364,13 @@ impl Control {
     #[must_use]
     pub fn query(&self) -> Vec<(&'static str, &'static str)> {
         match self {
-            Self::Pause { mode, clear_cache } => {
-                vec![("mode", mode.as_str()), ("clear_cache", boolean(*clear_cache))]
+            Self::Pause { mode, clear_cache, keep_connector_cache } => {
+                let query = [("mode", mode.as_str()), ("clear_cache", boolean(*clear_cache))];
+                query.into_iter().chain(kept(*keep_connector_cache)).collect()
             }
             Self::Sleep { level, mode, keep_connector_cache } => {
-                let mut query = vec![("level", level.as_str()), ("mode", mode.as_str())];
-                if *keep_connector_cache {
-                    query.push(("clear_connector_cache", "false"));
-                }
-                query
+                let query = [("level", level.as_str()), ("mode", mode.as_str())];
+                query.into_iter().chain(kept(*keep_connector_cache)).collect()
             }
             Self::WakeUp { tags } => tags.iter().map(|tag| ("tags", tag.as_str())).collect(),
             Self::ResetPrefixCache { external, running_requests } => {
@@ -388,6 +390,11 @@ impl Control {
             | Self::ReloadWeights => Vec::new(),
         }
     }
+}
+
+/// The opt-out from clearing the connector's tiers, where it is wanted.
+fn kept(keep_connector_cache: bool) -> Option<(&'static str, &'static str)> {
+    keep_connector_cache.then_some(("clear_connector_cache", "false"))
 }
 
 const fn boolean(value: bool) -> &'static str {

@@ -105,7 +105,9 @@ fn every_control() -> Vec<Control> {
             calls.push(Control::ResetPrefixCache { external: flag, running_requests: other });
         }
         for mode in Mode::ALL.iter().copied() {
-            calls.push(Control::Pause { mode, clear_cache: flag });
+            for keep_connector_cache in [false, true] {
+                calls.push(Control::Pause { mode, clear_cache: flag, keep_connector_cache });
+            }
             for level in SleepLevel::ALL.iter().copied() {
                 calls.push(Control::Sleep { level, mode, keep_connector_cache: flag });
             }
@@ -250,8 +252,12 @@ fn parameters_go_into_the_query_in_full() {
         assert_eq!(endpoints.control(&call).expect("allowed").uri().to_string(), expected);
     };
     check(
-        Control::Pause { mode: Mode::Keep, clear_cache: false },
+        Control::Pause { mode: Mode::Keep, clear_cache: false, keep_connector_cache: false },
         "http://h/pause?mode=keep&clear_cache=false",
+    );
+    check(
+        Control::Pause { mode: Mode::Keep, clear_cache: true, keep_connector_cache: true },
+        "http://h/pause?mode=keep&clear_cache=true&clear_connector_cache=false",
     );
     let level = SleepLevel::DiscardAll;
     check(

@@ -153,8 +153,10 @@ async fn a_wake_sends_its_tags_one_by_one() {
 #[tokio::test]
 async fn every_recorded_control_answer_is_read_as_it_was_given() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/vllm-0.32/http");
+    let pause =
+        Control::Pause { mode: Mode::Keep, clear_cache: false, keep_connector_cache: false };
     for (name, asked, status, word) in [
-        ("pause-keep", Control::Pause { mode: Mode::Keep, clear_cache: false }, 200, "paused"),
+        ("pause-keep", pause, 200, "paused"),
         ("resume", Control::Resume, 200, "resumed"),
         ("sleep-level2", sleep(SleepLevel::DiscardAll), 200, "sleeping"),
         ("wake_up", Control::WakeUp { tags: Vec::new() }, 200, "awake"),
