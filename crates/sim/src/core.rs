@@ -180,9 +180,14 @@ impl Engine {
             self.requests.values().filter(|r| named(r)).map(|r| r.ask.id).collect();
         ids.into_iter()
             .map(|id| {
-                let cached = self.requests.get(&id).and_then(|r| r.cached);
+                let cached = self.requests.get(&id).and_then(|r| r.cached).unwrap_or_default();
                 self.drop_request(id);
-                Output { id, tokens: Vec::new(), finish: Some(finish.clone()), cached }
+                Output {
+                    id,
+                    tokens: Vec::new(),
+                    finish: Some(finish.clone()),
+                    cached: Some(cached),
+                }
             })
             .collect()
     }

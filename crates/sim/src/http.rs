@@ -132,7 +132,9 @@ async fn route(life: &Arc<Life>, call: Call) -> Answer {
     let Some(method) = method_of(life, &call.path) else {
         return json_answer(StatusCode::NOT_FOUND, &json!({"detail": "Not Found"}));
     };
-    if call.method != method {
+    // SageMaker's ping takes both.
+    let is_ping = call.path == "/ping" && call.method == Method::POST;
+    if call.method != method && !is_ping {
         let detail = json!({"detail": "Method Not Allowed"});
         let mut answer = json_answer(StatusCode::METHOD_NOT_ALLOWED, &detail);
         let allowed = if method == Method::GET { "GET" } else { "POST" };

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use crate::core::Engine;
 use crate::core::control::{Failure, PauseAsk};
 use crate::core::request::{Ask, Finish, Output, RequestId};
 use crate::core::tier::Tier;
-use crate::core::{Engine, Step};
 use crate::encode::Encoding;
 use crate::faults::Faults;
 use crate::metrics::Latencies;
@@ -153,7 +153,7 @@ impl Rank {
     pub(crate) fn abort(&self, external_ids: Option<&[String]>) {
         let mut state = self.lock();
         let outputs = state.engine.abort(external_ids);
-        state.deliver(outputs);
+        state.deliver(outputs, Count::Nothing);
         drop(state);
         self.work.notify_one();
     }
@@ -163,7 +163,7 @@ impl Rank {
         let mut state = self.lock();
         state.is_dead = true;
         let outputs = state.engine.fail();
-        state.deliver(outputs);
+        state.deliver(outputs, Count::Nothing);
     }
 
     /// Pauses or sleeps; waits for idleness where the engine does.
@@ -173,7 +173,7 @@ impl Rank {
             state.next_id += 1;
             let ticket = state.next_id;
             let (aborted, done) = state.engine.pause(ask, ticket);
-            state.deliver(aborted);
+            state.deliver(aborted, Count::Finished);
             if let Some(done) = done {
                 self.work.notify_one();
                 return done;
@@ -214,7 +214,8 @@ impl Rank {
                     continue;
                 }
                 steps.faults.step_granted().await;
-                if steps.pace.is_zero() {
+                // Only a step that computes takes the model's time.
+                if steps.pace.is_zero() || !self.lock().engine.has_unfinished() {
                     tokio::task::yield_now().await;
                 } else {
                     tokio::time::sleep(steps.pace).await;
@@ -225,27 +226,43 @@ impl Rank {
         .await;
     }
 
+    /// One step, and the bookkeeping steps that follow when nothing is left to compute: the
+    /// engine takes them before a client can answer the last output.
     async fn step(&self, steps: &Steps) {
-        let step = {
-            let mut state = self.lock();
-            // A control call during the pace may have taken the work away.
-            if !state.has_work() {
-                return;
+        let mut outputs = Vec::new();
+        let mut follows = true;
+        while follows {
+            let step = {
+                let mut state = self.lock();
+                // A control call during the pace may have taken the work away.
+                if !state.has_work() {
+                    break;
+                }
+                let step = state.engine.step();
+                follows = !state.engine.has_unfinished() && state.engine.has_work();
+                state.latencies.step(step.computed_tokens);
+                step
+            };
+            outputs.extend(step.outputs);
+            if !step.events.is_empty() {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let payload = steps.encoding.batch(now.as_secs_f64(), &step.events, self.index);
+                // The receiver lives as long as this task.
+                let _ = steps.batches.send(payload).await;
             }
-            state.engine.step()
-        };
-        let Step { outputs, events, computed_tokens } = step;
-        if !events.is_empty() {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let payload = steps.encoding.batch(now.as_secs_f64(), &events, self.index);
-            // The receiver lives as long as this task.
-            let _ = steps.batches.send(payload).await;
         }
         let mut state = self.lock();
-        state.latencies.step(computed_tokens);
-        state.deliver(outputs);
+        state.deliver(outputs, Count::Finished);
         state.settle();
     }
+}
+
+/// Whether ends are counted in the success metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Count {
+    Finished,
+    /// Ends that the front end asked for are not (vLLM 0.32.0, observed).
+    Nothing,
 }
 
 impl State {
@@ -263,7 +280,7 @@ impl State {
         }
     }
 
-    fn deliver(&mut self, outputs: Vec<Output>) {
+    fn deliver(&mut self, outputs: Vec<Output>, count: Count) {
         for output in outputs {
             let Some(client) = self.clients.get_mut(&output.id) else { continue };
             let now = Instant::now();
@@ -279,7 +296,9 @@ impl State {
             let (id, finish) = (output.id, output.finish.clone());
             // Room for every output was made at submission.
             let _ = client.outputs.try_send(output);
-            if let Some(finish) = finish {
+            if finish.is_some() && count == Count::Nothing {
+                self.clients.remove(&id);
+            } else if let Some(finish) = finish {
                 let decode = client.last.zip(client.first).map_or(Duration::ZERO, |(l, f)| l - f);
                 self.latencies.finished(crate::metrics::Finished {
                     reason: finish.as_str(),

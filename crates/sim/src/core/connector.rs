@@ -198,9 +198,10 @@ impl Tiers {
         (blocks * self.block_size * BYTES_PER_TOKEN) as u64
     }
 
-    /// Registers stores for the chunks of `request` that are computed and not offered yet.
+    /// Registers stores for the chunks of `request` that are computed and not offered yet: of
+    /// its prompt only (`offload_prompt_only`, the default of vLLM 0.32.0).
     pub(crate) fn offer(&mut self, request: &mut Request, computed: usize, weights: u64) {
-        let chunks = (computed.min(request.tokens.len()) / self.block_size)
+        let chunks = (computed.min(request.prompt_len()) / self.block_size)
             .min(request.hashes.len())
             .min(request.tables.first().map_or(0, Vec::len));
         if chunks <= request.stored_chunks {

@@ -199,6 +199,8 @@ impl Engine {
         if loaded > 0 {
             let keys = chunk_keys(&request.hashes[hit.blocks..hit.blocks + loaded]);
             self.tiers.begin_load(part, &keys);
+            // What was hit is not offered again, so it is not protected from its own eviction.
+            request.stored_chunks = hit.blocks + loaded;
             request.loading = Some((part, keys));
             request.status = Status::Loading;
             return Admission::Loading;

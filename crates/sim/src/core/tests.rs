@@ -365,7 +365,7 @@ fn an_aborted_queue_causes_a_step_that_publishes_the_pending_clear() {
     assert!(!engine.has_work(), "queued, not run");
     let (aborted, done) = engine.pause(sleep(1, PauseMode::Abort), 3);
     assert_eq!(aborted[0].finish, Some(Finish::Abort));
-    assert_eq!((aborted[0].cached, done), (None, None));
+    assert_eq!((aborted[0].cached, done), (Some(request::CachedTokens::default()), None));
     let (_, batches) = drain(&mut engine);
     assert_eq!(shape(&batches), ["C"]);
     assert_eq!(engine.settle_idle(), [(3, Ok(()))]);

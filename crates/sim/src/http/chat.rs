@@ -66,12 +66,25 @@ pub(super) fn messages(body: &Map<String, Value>) -> Result<Vec<(String, String)
     items.iter().enumerate().map(message).collect()
 }
 
-/// Every kind of message is tried and complains; the real list is longer in its tail.
+/// Every kind of message is tried and complains; ten complaints are shown.
 fn no_role(index: usize, item: &Value) -> ApiError {
-    let kinds = ["Developer", "System", "User", "Assistant", "Tool"];
-    let loc = |kind| format!("body.messages.{index}.ChatCompletion{kind}MessageParam.role");
-    let entry = |kind| complaint("missing", &loc(kind), "Field required", &echoed(item), "");
-    invalid_all(&kinds.map(entry), &loc(kinds[0]))
+    const PLACES: [&str; 10] = [
+        "ChatCompletionDeveloperMessageParam.role",
+        "ChatCompletionSystemMessageParam.role",
+        "ChatCompletionUserMessageParam.role",
+        "ChatCompletionAssistantMessageParam.role",
+        "ChatCompletionToolMessageParam.role",
+        "ChatCompletionToolMessageParam.tool_call_id",
+        "ChatCompletionFunctionMessageParam.name",
+        "ChatCompletionFunctionMessageParam.role",
+        "CustomChatCompletionMessageParam.role",
+        "Message.author",
+    ];
+    let loc = |place| format!("body.messages.{index}.{place}");
+    let entry = |place| complaint("missing", &loc(place), "Field required", &echoed(item), "");
+    let entries: Vec<String> =
+        PLACES.map(entry).into_iter().chain(["...and 1 more errors".to_owned()]).collect();
+    invalid_all(&entries, &loc(PLACES[0]))
 }
 
 pub(super) fn render(messages: &[(String, String)], add_generation_prompt: bool) -> String {

@@ -187,7 +187,9 @@ fn require_prompt(body: &Map<String, Value>) -> Result<(), ApiError> {
     let is_empty = match body.get("prompt") {
         None | Some(Value::Null) => true,
         Some(Value::String(text)) => text.is_empty(),
-        Some(Value::Array(items)) => items.is_empty(),
+        Some(Value::Array(items)) if items.is_empty() => {
+            return Err(ApiError::bad_request("You must pass at least one prompt"));
+        }
         Some(_) => false,
     };
     if !is_empty {

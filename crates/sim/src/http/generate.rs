@@ -94,6 +94,10 @@ impl Params {
             let message = format!("temperature must be non-negative, got {t:?}.");
             return Err(ApiError::parameter(&message, "temperature", Some(format!("{t:?}"))));
         }
+        if let Some(t) = temperature.filter(|t| *t > 2.0) {
+            let message = format!("temperature must be in [0, 2], got {t:?}.");
+            return Err(ApiError::parameter(&message, "temperature", Some(format!("{t:?}"))));
+        }
         if let Some(p) = top_p.filter(|p| *p <= 0.0 || *p > 1.0) {
             let message = format!("top_p must be in (0, 1], got {p:?}.");
             return Err(ApiError::parameter(&message, "top_p", Some(format!("{p:?}"))));

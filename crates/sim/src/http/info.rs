@@ -4,7 +4,7 @@ use http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use super::chat::{messages, render};
-use super::fields::{Fields, complaint, invalid, invalid_all, json_object};
+use super::fields::{Fields, complaint, echoed, invalid, invalid_all, json_object, missing};
 use super::generate::check_model;
 use super::{Answer, ApiError, Call, empty, ok, with_body};
 use crate::life::Life;
@@ -111,13 +111,20 @@ fn detokenize(life: &Life, call: &Call) -> Result<Answer, ApiError> {
     if let Some(model) = Fields(&body).text("model")? {
         check_model(life, &model)?;
     }
-    let items = body.get("tokens").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let value = body.get("tokens").unwrap_or(&Value::Null);
+    let Some(items) = value.as_array() else {
+        if value.is_null() {
+            return Err(missing("body.tokens", &format!("'<dict of {} items>'", body.len())));
+        }
+        let msg = "Input should be a valid list";
+        return Err(invalid("list_type", "body.tokens", msg, &echoed(value), ""));
+    };
     let mut tokens = Vec::with_capacity(items.len());
     for (index, item) in items.iter().enumerate() {
         let Some(token) = item.as_u64().and_then(|token| u32::try_from(token).ok()) else {
             let loc = format!("body.tokens.{index}");
             let msg = "Input should be a valid integer, unable to parse string as an integer";
-            return Err(invalid("int_parsing", &loc, msg, &super::fields::echoed(item), ""));
+            return Err(invalid("int_parsing", &loc, msg, &echoed(item), ""));
         };
         tokens.push(token);
     }

@@ -223,7 +223,7 @@ async fn an_abort_in_the_queue_leaves_a_stream_without_a_finish() {
         ("/v1/completions", long(ask(10, 40, 8)), "completions-stream-aborted-while-queued"),
         ("/v1/chat/completions", chat(), "chat-stream-aborted-while-queued"),
     ] {
-        let sim = sim(|_| {}).await;
+        let sim = sim(|config| config.enable_prompt_tokens_details = false).await;
         control(&sim, "/pause").await;
         let mut exchange = begin(&sim, path, &with(body, "stream", json!(true))).await;
         // The head comes at once, though the request is queued.
