@@ -1,0 +1,279 @@
+//! The ledger of witness rows, and the sessions: what outlives the process, on SQLite or
+//! PostgreSQL.
+//!
+//! Invariant: a row of the ledger is only ever added to, once; what [`Store::intent`] returned is
+//! durable; and every change of the ledger has a number that is greater than those of all changes
+//! seen before it.
+
+mod bounds;
+mod database;
+mod ledger;
+mod row;
+mod session;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+pub use bounds::{JSON_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
+pub use ledger::{Change, ROWS_MAX};
+pub use row::{Filter, NewIntent, Outcome, Row, Tiers, word};
+pub use session::{Run, SESSIONS_MAX, Session};
+
+use database::{Database, Kind};
+
+/// What a PostgreSQL server may take for one operation, waiting for others' writes included. SQLite
+/// waits by its own busy timeout, without a timer of the runtime's, which a test may have paused.
+const SERVER_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Why something was not stored or read, by what can be done about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Give another URL.
+    #[error("{0}: expected sqlite:PATH, sqlite::memory: or postgres://USER@HOST:PORT/NAME")]
+    BadUrl(&'static str),
+    /// Run a newer fak, or give another database.
+    #[error("the database has schema {found}, and this fak knows none after {known}")]
+    Newer {
+        /// The schema's version in the database.
+        found: i64,
+        /// The newest that this fak knows.
+        known: i64,
+    },
+    /// Give another value: this one cannot be stored.
+    #[error("{field} {problem}")]
+    BadValue {
+        /// Which field.
+        field: &'static str,
+        /// What it breaks.
+        problem: &'static str,
+    },
+    /// Nothing: another outcome was recorded before.
+    #[error("row {0} has its outcome already")]
+    Conflict(u64),
+    /// Nothing: no intent has this number.
+    #[error("no intent has number {0}")]
+    NoIntent(u64),
+    /// Look at the database: somebody wrote there what fak does not write.
+    #[error("{record} is corrupt: {field} {problem}")]
+    Corrupt {
+        /// Which row or session.
+        record: String,
+        /// Which column.
+        field: &'static str,
+        /// What is wrong with it.
+        problem: &'static str,
+        /// What the database library said, where it said something.
+        #[source]
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
+    /// Try again later. What was being written may have been written.
+    #[error("the database failed")]
+    Unavailable(#[from] sqlx::Error),
+    /// Try again later. What was being written may have been written.
+    #[error("the database took longer than {} s", SERVER_TIME_MAX.as_secs())]
+    Slow,
+}
+
+/// Tells the time, in UTC.
+pub type Clock = fn() -> Timestamp;
+
+/// Ledger and sessions in one database; cheap to clone.
+#[derive(Clone)]
+pub struct Store {
+    database: Database,
+    clock: Clock,
+    newest: Arc<watch::Sender<u64>>,
+}
+
+impl Store {
+    /// Opens `sqlite:PATH`, `sqlite::memory:` or `postgres://…`, and creates or migrates what is
+    /// there. Several processes may do so at once.
+    ///
+    /// # Errors
+    /// [`Error::BadUrl`], [`Error::Newer`], [`Error::Unavailable`], [`Error::Slow`]. None shows the
+    /// URL, which may hold a password.
+    pub async fn open(url: &str) -> Result<Self, Error> {
+        Self::open_with(url, Timestamp::now).await
+    }
+
+    /// As [`Store::open`], with another clock.
+    ///
+    /// # Errors
+    /// Those of [`Store::open`].
+    pub async fn open_with(url: &str, clock: Clock) -> Result<Self, Error> {
+        let database = Database::new(url)?;
+        let newest = within(database.kind(), async {
+            database.migrate(&at(clock)).await?;
+            ledger::newest(&database).await
+        })
+        .await?;
+        Ok(Self { database, clock, newest: Arc::new(watch::Sender::new(newest)) })
+    }
+
+    /// Writes what is about to be done. It is durable when its number returns; until
+    /// [`Store::outcome`] it reads as unknown.
+    ///
+    /// # Errors
+    /// [`Error::BadValue`], [`Error::Unavailable`], [`Error::Slow`].
+    pub async fn intent(&self, row: NewIntent) -> Result<u64, Error> {
+        let (seq, change) = self.run(ledger::intent(&self.database, &row, &self.at())).await?;
+        self.tell(change);
+        Ok(seq)
+    }
+
+    /// Writes what came of an intent, and returns the whole row.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] where it has an outcome, [`Error::NoIntent`], and those of
+    /// [`Store::intent`].
+    pub async fn outcome(&self, seq: u64, outcome: Outcome) -> Result<Row, Error> {
+        self.written(ledger::outcome(&self.database, seq, &outcome, &self.at())).await
+    }
+
+    /// Writes an intent and its outcome together: what was noticed, or not sent. Nobody ever sees
+    /// one without the other.
+    ///
+    /// # Errors
+    /// Those of [`Store::intent`].
+    pub async fn note(&self, row: NewIntent, outcome: Outcome) -> Result<Row, Error> {
+        self.written(ledger::note(&self.database, &row, &outcome, &self.at())).await
+    }
+
+    /// The rows that `filter` names, at most [`ROWS_MAX`].
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], [`Error::Unavailable`], [`Error::Slow`].
+    pub async fn rows(&self, filter: &Filter) -> Result<Vec<Row>, Error> {
+        self.run(ledger::rows(&self.database, filter)).await
+    }
+
+    /// The newest row on `worker`.
+    ///
+    /// # Errors
+    /// Those of [`Store::rows`].
+    pub async fn last_row(&self, worker: &str) -> Result<Option<Row>, Error> {
+        self.run(ledger::last_row(&self.database, worker)).await
+    }
+
+    /// Intents without an outcome, the newest first, at most [`ROWS_MAX`].
+    ///
+    /// # Errors
+    /// Those of [`Store::rows`].
+    pub async fn open_intents(&self) -> Result<Vec<Row>, Error> {
+        self.run(ledger::open_intents(&self.database)).await
+    }
+
+    /// Rows that came or got their outcome after change `after`, in the order in which that
+    /// happened, at most `limit` and [`ROWS_MAX`]. A row is listed once, at its last change.
+    /// Whoever asks again after the last number given misses no row and no outcome.
+    ///
+    /// # Errors
+    /// Those of [`Store::rows`].
+    pub async fn changes(&self, after: u64, limit: u32) -> Result<Vec<Change>, Error> {
+        self.run(ledger::changes(&self.database, after, limit)).await
+    }
+
+    /// The number of the ledger's newest change, to wake whoever reads [`Store::changes`]. It moves
+    /// with this store's writes and its clones' alone; those of other processes show in
+    /// [`Store::changes`], so look there from time to time, too.
+    #[must_use]
+    pub fn newest(&self) -> watch::Receiver<u64> {
+        self.newest.subscribe()
+    }
+
+    /// Writes these sessions in place of what is stored under their ids: all, or none.
+    ///
+    /// # Errors
+    /// [`Error::BadValue`], [`Error::Unavailable`], [`Error::Slow`].
+    pub async fn sessions_put(&self, sessions: &[Session]) -> Result<(), Error> {
+        self.run(session::put(&self.database, sessions)).await
+    }
+
+    /// Writes `session` in place of what is stored under its id.
+    ///
+    /// # Errors
+    /// Those of [`Store::sessions_put`].
+    pub async fn session_put(&self, session: &Session) -> Result<(), Error> {
+        self.sessions_put(std::slice::from_ref(session)).await
+    }
+
+    /// The session of exactly this id.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], [`Error::Unavailable`], [`Error::Slow`].
+    pub async fn session_get(&self, id: &str) -> Result<Option<Session>, Error> {
+        self.run(session::get(&self.database, id)).await
+    }
+
+    /// The sessions, the last seen first, at most `limit` and [`SESSIONS_MAX`].
+    ///
+    /// # Errors
+    /// Those of [`Store::session_get`].
+    pub async fn session_list(&self, limit: u32) -> Result<Vec<Session>, Error> {
+        self.run(session::list(&self.database, limit)).await
+    }
+
+    /// Forgets a session; whether there was one.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::Slow`].
+    pub async fn session_delete(&self, id: &str) -> Result<bool, Error> {
+        self.run(session::delete(&self.database, id)).await
+    }
+
+    /// Waits for what runs, and closes the connections. Every later use fails.
+    pub async fn close(&self) {
+        self.database.close().await;
+    }
+
+    async fn written(
+        &self,
+        work: impl Future<Output = Result<Change, Error>>,
+    ) -> Result<Row, Error> {
+        let change = self.run(work).await?;
+        self.tell(change.number);
+        Ok(change.row)
+    }
+
+    async fn run<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        within(self.database.kind(), work).await
+    }
+
+    fn at(&self) -> String {
+        at(self.clock)
+    }
+
+    /// Writers return in any order, and the number never goes back.
+    fn tell(&self, change: u64) {
+        self.newest.send_if_modified(|newest| {
+            let is_newer = change > *newest;
+            *newest = change.max(*newest);
+            is_newer
+        });
+    }
+}
+
+impl std::fmt::Debug for Store {
+    /// Leaves the URL out, for its password.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").field("kind", &self.database.kind()).finish_non_exhaustive()
+    }
+}
+
+/// RFC 3339 with milliseconds.
+fn at(clock: Clock) -> String {
+    format!("{:.3}", clock())
+}
+
+async fn within<T>(kind: Kind, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    match kind {
+        Kind::Sqlite => work.await,
+        Kind::Postgres => {
+            tokio::time::timeout(SERVER_TIME_MAX, work).await.map_err(|_| Error::Slow)?
+        }
+    }
+}

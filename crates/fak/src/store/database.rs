@@ -1,0 +1,233 @@
+//! One way to two databases: how they are reached, written and migrated.
+//!
+//! Invariant: writes to a database run one after the other, whichever processes they come from; and
+//! no error or log line shows a URL.
+
+use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{Any, AnyPool, Row, Transaction};
+
+use super::Error;
+
+/// Readers beside the one writer. A file or a server answers a few at a time, and rows are short.
+const READERS_MAX: u32 = 4;
+/// The first key of fak's advisory locks on PostgreSQL, whose space all applications of a database
+/// share.
+const LOCK_SPACE: i32 = i32::from_be_bytes(*b"fak\0");
+/// What the URL of a PostgreSQL database may set. Others would be logged with their values.
+const POSTGRES_KEYS: &[&str] = &[
+    "application_name",
+    "dbname",
+    "host",
+    "options",
+    "password",
+    "port",
+    "sslcert",
+    "sslkey",
+    "sslmode",
+    "sslrootcert",
+    "user",
+];
+
+struct Migration {
+    sqlite: &'static str,
+    postgres: &'static str,
+}
+
+/// In order; the first is version 1. One that was released is never edited.
+const MIGRATIONS: &[Migration] = &[Migration {
+    sqlite: include_str!("migrations/0001_sqlite.sql"),
+    postgres: include_str!("migrations/0001_postgres.sql"),
+}];
+
+/// Which database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Sqlite,
+    Postgres,
+}
+
+/// A database that can be written and read.
+#[derive(Clone)]
+pub(super) struct Database {
+    kind: Kind,
+    writer: AnyPool,
+    reader: AnyPool,
+}
+
+impl Database {
+    /// The database at `url`; it is reached with the first use.
+    pub(super) fn new(url: &str) -> Result<Self, Error> {
+        sqlx::any::install_default_drivers();
+        let target = Target::parse(url)?;
+        let options: AnyConnectOptions =
+            target.url().parse().map_err(|_| Error::BadUrl("no URL"))?;
+        // A pool of one never opens a second database where each connection is one of its own.
+        let writer = target.pool(1, SQLITE_WRITER).connect_lazy_with(options.clone());
+        let reader = match target {
+            Target::Memory => writer.clone(),
+            _ => target.pool(READERS_MAX, SQLITE_READER).connect_lazy_with(options),
+        };
+        Ok(Self { kind: target.kind(), writer, reader })
+    }
+
+    /// Which it is.
+    pub(super) const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Where reads go. They see what was committed.
+    pub(super) const fn reader(&self) -> &AnyPool {
+        &self.reader
+    }
+
+    /// Begins a write. Nobody else writes the ledger until it ends, so what it reads there stays
+    /// so, and numbers that it takes are seen in their order.
+    pub(super) async fn write(&self) -> Result<Transaction<'static, Any>, sqlx::Error> {
+        match self.kind {
+            Kind::Sqlite => self.writer.begin_with("BEGIN IMMEDIATE").await,
+            Kind::Postgres => {
+                let mut write = self.writer.begin().await?;
+                sqlx::query(POSTGRES_WRITE).bind(LOCK_SPACE).execute(&mut *write).await?;
+                Ok(write)
+            }
+        }
+    }
+
+    /// Brings the schema to the newest version, in one transaction.
+    pub(super) async fn migrate(&self, at: &str) -> Result<(), Error> {
+        let mut write = match self.kind {
+            Kind::Sqlite => self.writer.begin_with("BEGIN IMMEDIATE").await?,
+            Kind::Postgres => {
+                let mut write = self.writer.begin().await?;
+                sqlx::query(POSTGRES_MIGRATE).bind(LOCK_SPACE).execute(&mut *write).await?;
+                write
+            }
+        };
+        sqlx::raw_sql(MIGRATIONS_TABLE).execute(&mut *write).await?;
+        let found: i64 = sqlx::query(MIGRATIONS_FOUND).fetch_one(&mut *write).await?.try_get(0)?;
+        for (version, migration) in (1_i64..).zip(MIGRATIONS) {
+            if version > found {
+                let sql = match self.kind {
+                    Kind::Sqlite => migration.sqlite,
+                    Kind::Postgres => migration.postgres,
+                };
+                sqlx::raw_sql(sql).execute(&mut *write).await?;
+                let done = sqlx::query("INSERT INTO fak_migrations (version, at) VALUES ($1, $2)");
+                done.bind(version).bind(at).execute(&mut *write).await?;
+            }
+        }
+        let known = i64::try_from(MIGRATIONS.len()).expect("few migrations");
+        if found > known {
+            return Err(Error::Newer { found, known });
+        }
+        Ok(write.commit().await?)
+    }
+
+    /// Closes every connection.
+    pub(super) async fn close(&self) {
+        self.reader.close().await;
+        self.writer.close().await;
+    }
+}
+
+const MIGRATIONS_TABLE: &str =
+    "CREATE TABLE IF NOT EXISTS fak_migrations (version BIGINT PRIMARY KEY, at TEXT NOT NULL)";
+const MIGRATIONS_FOUND: &str = "SELECT COALESCE(MAX(version), 0) FROM fak_migrations";
+
+/// One lock per ledger. It goes with the transaction, after everybody can see what was written. A
+/// commit that is not flushed is no intent: a server or a role that is set so is overruled.
+const POSTGRES_WRITE: &str = "SELECT
+    pg_advisory_xact_lock($1, 'witness_intents'::regclass::oid::int4),
+    set_config('synchronous_commit', CASE current_setting('synchronous_commit')
+        WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true)";
+/// One lock per schema, before there is a ledger. That a table exists is no news at each start.
+const POSTGRES_MIGRATE: &str = "SELECT
+    pg_advisory_xact_lock($1, current_schema()::regnamespace::oid::int4),
+    set_config('client_min_messages', 'warning', true)";
+
+/// Waits 10 s for the writes of other processes. FULL syncs at each commit, which WAL would leave
+/// to the checkpoint; macOS syncs down to the disk only where it is asked to.
+const SQLITE_WRITER: &str = "PRAGMA busy_timeout = 10000;
+    PRAGMA journal_mode = WAL;
+    PRAGMA synchronous = FULL;
+    PRAGMA fullfsync = ON;
+    PRAGMA foreign_keys = ON";
+const SQLITE_READER: &str = "PRAGMA busy_timeout = 10000; PRAGMA query_only = ON";
+
+/// What a URL names.
+enum Target {
+    Memory,
+    File(String),
+    Postgres(String),
+}
+
+impl Target {
+    fn parse(url: &str) -> Result<Self, Error> {
+        if let Some(path) = url.strip_prefix("sqlite:") {
+            return Self::sqlite(path.strip_prefix("//").unwrap_or(path));
+        }
+        if !["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
+            return Err(Error::BadUrl("no database URL"));
+        }
+        let pairs = url.split_once('?').map_or("", |(_, pairs)| pairs);
+        let mut keys = pairs.split('&').map(|pair| pair.split_once('=').map_or(pair, |kv| kv.0));
+        if !keys.all(|key| key.is_empty() || POSTGRES_KEYS.contains(&key)) {
+            return Err(Error::BadUrl("the PostgreSQL URL has a parameter that is not known"));
+        }
+        if url.parse::<PgConnectOptions>().is_err() {
+            return Err(Error::BadUrl("the PostgreSQL URL cannot be read"));
+        }
+        Ok(Self::Postgres(url.to_owned()))
+    }
+
+    fn sqlite(path: &str) -> Result<Self, Error> {
+        if path == ":memory:" {
+            return Ok(Self::Memory);
+        }
+        if path.is_empty() {
+            return Err(Error::BadUrl("the SQLite URL names no file"));
+        }
+        // A question mark is more often an attempt to set something than part of a name.
+        if path.contains(|c: char| c == '?' || c.is_control()) {
+            return Err(Error::BadUrl("the SQLite URL takes no parameters"));
+        }
+        // A path is meant as it is written; the library reads it as part of a URL.
+        let path = path.replace('%', "%25").replace('#', "%23");
+        Ok(Self::File(format!("sqlite:{path}?mode=rwc")))
+    }
+
+    const fn kind(&self) -> Kind {
+        match self {
+            Self::Memory | Self::File(_) => Kind::Sqlite,
+            Self::Postgres(_) => Kind::Postgres,
+        }
+    }
+
+    fn url(&self) -> &str {
+        match self {
+            Self::Memory => "sqlite::memory:",
+            Self::File(url) | Self::Postgres(url) => url,
+        }
+    }
+
+    /// A pool whose connections start with `pragmas`, on SQLite. There they live as long as the
+    /// pool, since a database in memory goes with its connection, and none breaks that would have
+    /// to be tested.
+    fn pool(&self, connections_max: u32, pragmas: &'static str) -> AnyPoolOptions {
+        let pool = AnyPoolOptions::new().max_connections(connections_max);
+        match self.kind() {
+            Kind::Postgres => pool,
+            Kind::Sqlite => {
+                pool.idle_timeout(None).max_lifetime(None).test_before_acquire(false).after_connect(
+                    move |connection, _| {
+                        Box::pin(async move {
+                            sqlx::raw_sql(pragmas).execute(connection).await?;
+                            Ok(())
+                        })
+                    },
+                )
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! What a witness row says, in the ledger and in every answer that shows one.
+//!
+//! Invariant: a row is never changed. One whose outcome was not recorded reads as unknown, not as
+//! whatever was intended.
+
+use fak_kernel::{Action, Disposition, Evidence, Phase, Tier};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Map, Value};
+
+/// Writes and reads the kernel's words in JSON.
+pub mod word {
+    use super::*;
+    use serde::Deserializer;
+    use serde::de::Error;
+
+    /// A closed vocabulary of the kernel.
+    pub trait Word: Copy + 'static {
+        /// The word.
+        fn word(self) -> &'static str;
+        /// The value that a word names.
+        fn parse(word: &str) -> Option<Self>;
+    }
+
+    macro_rules! words {
+        ($($name:ty),+) => {$(
+            impl Word for $name {
+                fn word(self) -> &'static str { self.as_str() }
+                fn parse(word: &str) -> Option<Self> { <$name>::parse(word) }
+            }
+        )+};
+    }
+    words!(Action, Disposition, Evidence, Phase, Tier);
+
+    /// Writes the word.
+    ///
+    /// # Errors
+    /// The serializer's.
+    pub fn serialize<T: Word, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(value.word())
+    }
+
+    /// Reads the word.
+    ///
+    /// # Errors
+    /// A word outside the vocabulary.
+    pub fn deserialize<'de, T: Word, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+        let word = String::deserialize(from)?;
+        T::parse(&word).ok_or_else(|| D::Error::custom(format!("`{word}` is no word of its list")))
+    }
+}
+
+/// Dispositions of the tiers that a worker has, gpu first. A tier that it does not have is absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tiers(pub Vec<(Tier, Disposition)>);
+
+impl Tiers {
+    /// The disposition of `tier`, if the worker has it.
+    #[must_use]
+    pub fn get(&self, tier: Tier) -> Option<Disposition> {
+        self.0.iter().find(|(t, _)| *t == tier).map(|(_, kv)| *kv)
+    }
+}
+
+impl Serialize for Tiers {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().map(|(tier, kv)| (tier.as_str(), kv.as_str())))
+    }
+}
+
+impl<'de> Deserialize<'de> for Tiers {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        use serde::de::Error;
+        let words = Map::deserialize(from)?;
+        let tier = |(tier, kv): (&String, &Value)| {
+            Some((Tier::parse(tier)?, Disposition::parse(kv.as_str()?)?))
+        };
+        let tiers: Option<Vec<_>> = words.iter().map(tier).collect();
+        tiers.map(Self).ok_or_else(|| D::Error::custom("tiers: a tier or disposition is no word"))
+    }
+}
+
+/// What is about to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewIntent {
+    /// The worker's id.
+    pub worker: String,
+    /// The rank, where the row is on one alone.
+    pub rank: Option<u32>,
+    /// The life of the worker's process.
+    pub incarnation: Option<String>,
+    /// The session through which it was asked.
+    pub session: Option<String>,
+    /// What.
+    pub action: Action,
+    /// Sleep level.
+    pub level: Option<u8>,
+    /// The weight version before.
+    pub weight_version: Option<String>,
+    /// Whether beliefs go cold before the call leaves.
+    pub warm_demoted: bool,
+    /// What is asked of the engine; null where fak only noticed.
+    pub asked: Value,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The phase after.
+    pub phase: Phase,
+    /// What happened to the gpu tier's KV.
+    pub kv: Disposition,
+    /// And to each tier that the worker has.
+    pub tiers: Tiers,
+    /// The weight version after.
+    pub weight_version: Option<String>,
+    /// Whether any belief went cold.
+    pub warm_demoted: bool,
+    /// Whether the worker serves after it.
+    pub serving: bool,
+    /// What the verdict stands on.
+    pub evidence: Evidence,
+    /// What the engine answered; null where it did not.
+    pub answered: Value,
+    /// What was then observed; null where nothing was.
+    pub observed: Value,
+    /// Why the verdict reads so.
+    pub reason: String,
+}
+
+/// One witness row.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Counts the ledger's rows, from 1.
+    pub seq: u64,
+    /// When it was written, RFC 3339 in UTC.
+    pub at: String,
+    /// The worker's id.
+    pub worker: String,
+    /// The rank, where the row is on one alone.
+    pub rank: Option<u32>,
+    /// The life of the worker's process.
+    pub incarnation: Option<String>,
+    /// The session through which it was asked.
+    pub session: Option<String>,
+    /// What was done, or noticed.
+    #[serde(with = "word")]
+    pub action: Action,
+    /// Sleep level.
+    pub level: Option<u8>,
+    /// The phase after.
+    #[serde(with = "word")]
+    pub phase: Phase,
+    /// What happened to the gpu tier's KV.
+    #[serde(with = "word")]
+    pub kv: Disposition,
+    /// And to each tier that the worker has.
+    pub tiers: Tiers,
+    /// The weight version after; before it where no outcome was recorded.
+    pub weight_version: Option<String>,
+    /// Whether any belief went cold.
+    pub warm_demoted: bool,
+    /// Whether the worker serves after it.
+    pub serving: bool,
+    /// What the verdict stands on.
+    #[serde(with = "word")]
+    pub evidence: Evidence,
+    /// What was asked of the engine.
+    pub asked: Value,
+    /// What it answered.
+    pub answered: Value,
+    /// What was then observed.
+    pub observed: Value,
+    /// Why the verdict reads so.
+    pub reason: String,
+}
+
+/// Which rows to list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Of this worker.
+    pub worker: Option<String>,
+    /// Through this session.
+    pub session: Option<String>,
+    /// Of this action.
+    pub action: Option<Action>,
+    /// With this verdict on the gpu tier.
+    pub kv: Option<Disposition>,
+    /// With greater numbers than this.
+    pub after: Option<u64>,
+    /// At most this many; the store's own limit where it is greater or absent.
+    pub limit: Option<u32>,
+    /// The newest first, instead of the oldest.
+    pub newest_first: bool,
+}
