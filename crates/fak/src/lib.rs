@@ -9,8 +9,6 @@ pub mod config;
 pub mod engine;
 pub mod events;
 pub mod fleet;
-pub mod lifecycle;
 pub mod runtime;
-pub mod sessions;
 pub mod store;
 pub mod telemetry;
