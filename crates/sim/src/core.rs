@@ -51,8 +51,6 @@ pub struct Config {
     pub sliding_window: Option<usize>,
     /// Pause and sleep clear the connector's tiers (vLLM 0.23.0 and later).
     pub pause_reaches_connector: bool,
-    /// Sleep pauses the scheduler (vLLM 0.17.1 and later).
-    pub sleep_pauses: bool,
     /// A partial wake keeps the scheduler paused (vLLM 0.24.0 and later).
     pub partial_wake_keeps_paused: bool,
     /// `is_sleeping` is true when only paused (vLLM 0.17.1 and later).
@@ -141,12 +139,6 @@ impl Engine {
             gauges: Gauges::default(),
             config,
         }
-    }
-
-    /// Shape and rules.
-    #[must_use]
-    pub fn config(&self) -> &Config {
-        &self.config
     }
 
     /// Queues a request.
@@ -267,12 +259,6 @@ impl Engine {
     /// Takes the shared store out, which outlives the process: the end of this engine.
     pub fn take_remote(&mut self) -> Option<Tier> {
         self.tiers.take_remote()
-    }
-
-    /// Distinct device blocks that can be hit.
-    #[must_use]
-    pub fn cached_blocks(&self) -> usize {
-        self.pool.cached_count()
     }
 
     /// Makes a connector report late; see [`Tier::hold_events_back`].

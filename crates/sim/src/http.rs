@@ -39,12 +39,12 @@ const GUARDED: [&str; 4] = ["/v1", "/v2", "/inference", "/cohere"];
 
 /// Accepts connections until the life ends; then every connection is cut.
 pub(crate) async fn serve(life: Arc<Life>, listener: TcpListener) {
-    let stop = life.stop.clone();
+    let (stop, closing) = (life.stop.clone(), life.closing.clone());
     let mut connections = JoinSet::new();
     loop {
         let stream = tokio::select! {
             biased;
-            () = stop.cancelled() => break,
+            () = closing.cancelled() => break,
             accepted = listener.accept() => accepted,
             Some(_) = connections.join_next() => continue,
         };
@@ -64,6 +64,7 @@ pub(crate) async fn serve(life: Arc<Life>, listener: TcpListener) {
         });
     }
     drop(listener);
+    stop.cancelled().await;
     connections.shutdown().await;
 }
 

@@ -26,6 +26,8 @@ pub(crate) struct Life {
     pub(crate) faults: Arc<Faults>,
     pub(crate) started: SystemTime,
     pub(crate) stop: CancellationToken,
+    /// No new connection is taken; the open ones stay.
+    pub(crate) closing: CancellationToken,
     /// Event and replay endpoint of each rank, with `*` for the host.
     pub(crate) sources: Vec<(String, String)>,
     pub(crate) ids: AtomicU64,

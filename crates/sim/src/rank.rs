@@ -166,6 +166,11 @@ impl Rank {
         state.deliver(outputs, Count::Nothing);
     }
 
+    /// Stops for good, without a word to the clients.
+    pub(crate) fn fall_silent(&self) {
+        self.lock().is_dead = true;
+    }
+
     /// Pauses or sleeps; waits for idleness where the engine does.
     pub(crate) async fn pause(&self, ask: PauseAsk) -> Result<(), Failure> {
         let receiver = {

@@ -244,6 +244,13 @@ impl Sim {
         self.life.ranks.iter().for_each(|rank| rank.die());
     }
 
+    /// Ends the engine as SIGTERM does by default: it stops at once and `/health` says 503 on
+    /// connections that are open, no new one is taken, and streams stay open and silent.
+    pub fn terminate(&self) {
+        self.life.closing.cancel();
+        self.life.ranks.iter().for_each(|rank| rank.fall_silent());
+    }
+
     /// What an identical request of a rank would find cached right now.
     #[must_use]
     pub fn holds_of(&self, rank: usize, prompt: &[u32], identity: &Identity) -> Holds {
@@ -385,6 +392,7 @@ async fn begin(
         ranks,
         faults: Arc::clone(faults),
         started: SystemTime::now(),
+        closing: stop.child_token(),
         stop: stop.clone(),
         sources: resolved.iter().map(|(e, r)| (wildcard(e), wildcard(r))).collect(),
         ids: AtomicU64::new(0),
@@ -435,7 +443,6 @@ fn core_config(config: &SimConfig) -> Config {
         max_step_tokens: MAX_STEP_TOKENS,
         sliding_window: config.sliding_window,
         pause_reaches_connector: traits.pause_reaches_connector,
-        sleep_pauses: traits.sleep_pauses,
         partial_wake_keeps_paused: traits.partial_wake_keeps_paused,
         paused_counts_as_sleeping: traits.sleep_pauses,
         cpu_event_block_size: if traits.cpu_event_block_size { config.block_size } else { 0 },

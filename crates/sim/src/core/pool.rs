@@ -190,12 +190,6 @@ impl Pool {
         true
     }
 
-    /// Distinct cached blocks.
-    #[must_use]
-    pub fn cached_count(&self) -> usize {
-        self.cached.len()
-    }
-
     /// Events since the last call.
     pub fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)

@@ -18,7 +18,6 @@ fn config(connector: Connector) -> Config {
         max_step_tokens: 256,
         sliding_window: None,
         pause_reaches_connector: true,
-        sleep_pauses: true,
         partial_wake_keeps_paused: true,
         paused_counts_as_sleeping: true,
         cpu_event_block_size: 0,

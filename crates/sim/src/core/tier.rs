@@ -82,18 +82,6 @@ impl Tier {
         self.chunks.get(key).map(|chunk| chunk.weights)
     }
 
-    /// Stored chunks.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.chunks.len()
-    }
-
-    /// True when nothing is stored.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.chunks.is_empty()
-    }
-
     /// Share of the tier that transfers use, 0 to 1: idle chunks count as free, which is why the
     /// real gauge reads 0 with stored blocks (vLLM 0.32.0, observed).
     #[must_use]

@@ -233,8 +233,8 @@ fn wake(life: &Life, call: &Call) -> Answer {
     ok(&json!({"status": status, "tags": tags}))
 }
 
-/// On the CPU platform the memory cannot be discarded: the call fails and the engine counts
-/// itself asleep all the same (ENGINE.md, trap 35).
+/// As on a GPU. On the CPU platform the call ends with 500 after it has put the memory to sleep
+/// (ENGINE.md, trap 35); a route fault gives that.
 fn release(life: &Life) -> Result<Answer, ApiError> {
     let _operation = life.operation("release_kv_cache_memory");
     let results = life.change_all(|engine| engine.release_kv_cache());
@@ -281,8 +281,9 @@ fn collective_rpc(life: &Life, call: &Call) -> Result<Answer, ApiError> {
         "get_kv_connector_handshake_metadata" => {}
         unknown => {
             return Err(ApiError::internal(format!(
-                "Call to collective_rpc method failed: Worker failed with error ''CPUWorker' object \
-                 has no attribute '{unknown}'', please check the stack trace above for the root cause"
+                "Call to collective_rpc method failed: Worker failed with error ''CPUWorker' \
+                 object has no attribute '{unknown}'', please check the stack trace above for the \
+                 root cause"
             )));
         }
     }

@@ -87,8 +87,12 @@ impl Params {
         temperature: Option<f64>,
         top_p: Option<f64>,
     ) -> Result<(), ApiError> {
-        if self.n == 0 || self.n > CHOICES_MAX {
+        if self.n == 0 {
             return Err(ApiError::bad_request(format!("n must be at least 1, got {n}.")));
+        }
+        if self.n > CHOICES_MAX {
+            let message = format!("n must be at most {CHOICES_MAX}, got {n}.");
+            return Err(ApiError::bad_request(message));
         }
         if let Some(t) = temperature.filter(|t| *t < 0.0) {
             let message = format!("temperature must be non-negative, got {t:?}.");
@@ -294,9 +298,13 @@ impl Choice {
         {
             self.text.truncate(if self.include_stop { at + stop.len() } else { at });
         }
-        let held = if self.finish.is_some() { 0 } else { self.held };
-        let end = self.text.char_indices().rev().nth(held.wrapping_sub(1)).map_or(0, |(i, _)| i);
-        let end = if held == 0 { self.text.len() } else { end.max(self.sent) };
+        let end = match self.held {
+            held if held > 0 && self.finish.is_none() => {
+                let cut = self.text.char_indices().rev().nth(held - 1);
+                cut.map_or(0, |(index, _)| index).max(self.sent)
+            }
+            _ => self.text.len(),
+        };
         let shown = self.text.get(self.sent..end).unwrap_or_default().to_owned();
         self.sent = end.max(self.sent);
         shown

@@ -139,3 +139,20 @@ async fn late_host_stores_follow_a_clear_in_one_batch() {
     let tokens: Vec<u32> = (100..140).collect();
     assert_eq!(sim.holds(&tokens, None).hit_tokens, 0);
 }
+
+#[tokio::test]
+async fn a_terminated_engine_leaves_its_streams_open_and_silent() {
+    let sim = sim(|_| {}).await;
+    sim.faults().limit_steps(Some(3));
+    let mut body = ask(100, 40, 50);
+    body["stream"] = json!(true);
+    let mut stream = begin(&sim, "/v1/completions", &body).await;
+    stream.until("finish_reason").await;
+    sim.terminate();
+    sim.faults().limit_steps(None);
+    let address = sim.base_url().replace("http://", "");
+    soon(async { while tokio::net::TcpStream::connect(&address).await.is_ok() {} }).await;
+    assert_eq!(sim.requests_in_flight(), 1, "nobody told the client");
+    sim.stop().await;
+    assert!(!stream.reply().await.body.contains("[DONE]"));
+}

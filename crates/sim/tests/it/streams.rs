@@ -63,7 +63,8 @@ async fn streamed(sim: &Sim, path: &str, mut body: Value) -> Reply {
 }
 
 fn chat() -> Value {
-    json!({"messages": [{"role": "user", "content": "hi there"}], "max_tokens": 3, "temperature": 0})
+    let messages = json!([{"role": "user", "content": "hi there"}]);
+    json!({"messages": messages, "max_tokens": 3, "temperature": 0})
 }
 
 fn with(mut body: Value, key: &str, value: Value) -> Value {
