@@ -141,7 +141,7 @@ impl Keys {
         Key(key)
     }
 
-    fn content<'a>(
+    pub(crate) fn content<'a>(
         self,
         buffer: &mut Vec<u8>,
         tokens: &[u32],
@@ -166,7 +166,7 @@ fn is_well_formed(store: &Store) -> bool {
 }
 
 /// An extra key, borrowed from an event or a prompt.
-enum Part<'a> {
+pub(crate) enum Part<'a> {
     Text(&'a str),
     Bytes(&'a [u8]),
     Int(i64),

@@ -72,3 +72,31 @@ impl Parked {
         self.blocks.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::EngineHash;
+    use crate::key::Keys;
+
+    fn hash(number: u64) -> HashKey {
+        Keys { seed: 1 }.hash(&EngineHash::Int(number))
+    }
+
+    #[test]
+    fn nothing_is_kept_of_a_block_that_left() {
+        let content = Keys { seed: 1 }.content(&mut Vec::new(), &[1], std::iter::empty());
+        let orphan = |parent| Orphan { parent: hash(parent), content };
+        let mut parked = Parked::default();
+        assert_eq!(parked.insert(hash(1), orphan(100), 0), None);
+        // Dropped as the oldest, removed, and taken by its parent.
+        assert_eq!(parked.insert(hash(1), orphan(100), 2), Some(0));
+        assert_eq!(parked.insert(hash(2), orphan(100), 2), Some(0));
+        assert_eq!(parked.insert(hash(3), orphan(200), 2), Some(1));
+        assert!(parked.get(hash(1)).is_none());
+        parked.remove(hash(2));
+        assert_eq!(parked.take_children(hash(100)), []);
+        assert_eq!(parked.take_children(hash(200)), [(hash(3), content)]);
+        assert_eq!((parked.len(), parked.edges.len(), parked.by_age.len()), (0, 0, 0));
+    }
+}

@@ -180,6 +180,21 @@ fn a_hash_with_two_contents_holds_nothing_until_a_new_incarnation() {
 }
 
 #[test]
+fn a_hash_under_two_parents_has_two_contents() {
+    let (index, rank) = rank(Limits::default(), false);
+    index.store(rank, &store(1, None, &[1, 2]), TierSet::ALL);
+    index.store(rank, &store(8, None, &[8]), TierSet::ALL);
+    assert_eq!(index.store(rank, &store(2, Some(8), &[2]), TierSet::ALL).conflicts, 1);
+    assert_eq!(gpu(&index, rank, &[8, 2], None, None), 1);
+    assert_eq!(gpu(&index, rank, &[1, 2], None, None), 1);
+    // Also while it waits, with neither parent known.
+    index.store(rank, &store(5, Some(20), &[5]), TierSet::ALL);
+    assert_eq!(index.store(rank, &store(5, Some(30), &[5]), TierSet::ALL).conflicts, 1);
+    index.store(rank, &store(20, None, &[20]), TierSet::ALL);
+    assert_eq!(gpu(&index, rank, &[20, 5], None, None), 1);
+}
+
+#[test]
 fn a_new_incarnation_may_give_its_hashes_other_contents() {
     let (index, rank) = rank(Limits::default(), false);
     index.store(rank, &store(1, None, &[1, 2]), TierSet::ALL);

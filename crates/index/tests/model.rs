@@ -242,6 +242,11 @@ fn bend(store: &mut Store, how: u32) {
             store.extra = Extra::PerBlock(Vec::new());
         }
         6 => store.extra = Extra::PerBlock(vec![Vec::new(); store.hashes.len() + 1]),
+        // The last block alone, with the tokens of all.
+        11 => drop(store.hashes.drain(..store.hashes.len() - 1)),
+        // A lie about what comes before.
+        9 => store.parent = Some(EngineHash::Int(12)),
+        10 => store.parent = None,
         7 | 8 => store.kind = GroupKind::Window { tokens: Some(3) },
         _ => {}
     }

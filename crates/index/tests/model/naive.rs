@@ -58,6 +58,12 @@ impl Naive {
         };
         let is_malformed = store.tokens.len() != carried || extra != store.hashes.len();
         if !store.tokens.is_empty() && is_malformed {
+            // Fewer hashes than whole blocks of tokens: nobody says which, but the group is there.
+            let size = store.block_size as usize;
+            let is_sparse = store.tokens.len() % size == 0 && store.tokens.len() > carried;
+            if store.tier == Tier::Gpu && is_sparse {
+                self.announce(store);
+            }
             self.unknown_floor.insert(store.tier);
             return Applied { malformed: blocks, ..applied };
         }
