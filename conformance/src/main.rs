@@ -17,9 +17,9 @@ use fak_conformance::transcript::{Transcript, difference};
 /// Runs every scenario against the simulator and a real vLLM and compares what they did
 #[derive(Debug, Parser)]
 struct Options {
-    /// Only scenarios whose name contains this
-    #[arg(long)]
-    only: Option<String>,
+    /// Only scenarios whose name contains this; may be given again
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
     /// What to run; a side that does not run is replaced by the recordings
     #[arg(long, value_enum, default_value_t = Engine::Both)]
     engine: Engine,
@@ -64,7 +64,8 @@ fn main() -> anyhow::Result<ExitCode> {
 async fn compare_all(options: &Options) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
     let mut scenarios = scenario::load(&folder("scenarios"))?;
-    scenarios.retain(|one| options.only.as_ref().is_none_or(|name| one.name.contains(name)));
+    let only = &options.only;
+    scenarios.retain(|one| only.is_empty() || only.iter().any(|name| one.name.contains(name)));
     let mut report = Report::new(options);
     match options.running.endpoints()? {
         Some((endpoints, profile)) => {

@@ -79,11 +79,12 @@ mod tests {
     #[test]
     fn counters_are_differences_and_gauges_are_not() {
         let page = |n: u32| {
+            let labels = "engine=\"0\",model_name=\"tiny\"";
             format!(
                 "# TYPE x counter\n\
-                 vllm:request_success_total{{engine=\"0\",finished_reason=\"abort\",model_name=\"tiny\"}} {n}.0\n\
-                 vllm:num_requests_running{{engine=\"0\",model_name=\"tiny\"}} {n}.0\n\
-                 vllm:something_else_total{{engine=\"0\"}} 4.0\n"
+                 vllm:request_success_total{{finished_reason=\"abort\",{labels}}} {n}.0\n\
+                 vllm:num_requests_running{{{labels}}} {n}.0\n\
+                 vllm:something_else_total{{{labels}}} 4.0\n"
             )
         };
         let (start, end) = (Values::parse(&page(2)), Values::parse(&page(5)));

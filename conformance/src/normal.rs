@@ -176,10 +176,9 @@ mod tests {
     #[test]
     fn an_abort_hides_how_far_it_came() {
         let body = |n: u32| {
-            format!(
-                "data: {{\"choices\":[{{\"text\":\"\",\"finish_reason\":\"abort\"}}]}}\n\n\
-                 data: {{\"choices\":[],\"usage\":{{\"prompt_tokens\":7,\"completion_tokens\":{n}}}}}\n\n"
-            )
+            let chunk = r#"data: {"choices":[{"text":"","finish_reason":"abort"}]}"#;
+            let usage = format!(r#"{{"prompt_tokens":7,"completion_tokens":{n}}}"#);
+            format!("{chunk}\n\ndata: {{\"choices\":[],\"usage\":{usage}}}\n\n")
         };
         let lines = answer(&sse(&body(3)), Unknowns::default());
         assert_eq!(lines, answer(&sse(&body(90)), Unknowns::default()));

@@ -12,7 +12,7 @@ use crate::events::{Batch, replay};
 use crate::names::Names;
 use crate::normal::{self, Unknowns};
 use crate::scenario::{Await, Complete, Events, Http, Metrics, Replay, Scenario, Step};
-use crate::session::{DEADLINE, Session, blocks, field, post, until};
+use crate::session::{DEADLINE, Session, count, field, post, until};
 use crate::target::Target;
 use crate::transcript::Transcript;
 
@@ -151,12 +151,9 @@ impl<T: Target> Run<'_, T> {
                 .await
             }
             Await::Blocks { event, medium, count } => {
-                until(event, async || {
-                    let batches = session.subscriber.since(session.cursor);
-                    Ok(blocks(&batches, event, medium)? >= *count)
-                })
-                .await
+                events_heard(session, event, Some(medium), *count).await
             }
+            Await::Cleared(count) => events_heard(session, "AllBlocksCleared", None, *count).await,
             Await::Answer { path, field: name, is } => {
                 let request =
                     Request { method: "GET".into(), path: path.clone(), ..Request::default() };
@@ -243,7 +240,8 @@ impl<T: Target> Run<'_, T> {
         Ok(())
     }
 
-    /// Sequence numbers are told from where the scenario stands, so that earlier ones do not matter.
+    /// Sequence numbers are told from where the scenario stands, so that those of earlier ones do
+    /// not matter.
     async fn replay(&mut self, from: &Replay) -> anyhow::Result<()> {
         let next = self.session.cursor;
         let start = match from {
@@ -260,6 +258,19 @@ impl<T: Target> Run<'_, T> {
         self.transcript.saw(format!("end [{}]", frames.join(" ")));
         Ok(())
     }
+}
+
+async fn events_heard<T: Target>(
+    session: &Session<T>,
+    event: &str,
+    medium: Option<&str>,
+    least: usize,
+) -> anyhow::Result<()> {
+    until(event, async || {
+        let batches = session.subscriber.since(session.cursor);
+        Ok(count(&batches, event, medium)? >= least)
+    })
+    .await
 }
 
 /// vLLM takes the stores of a finished copy from a Python set, whose order is another one in

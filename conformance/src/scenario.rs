@@ -158,6 +158,8 @@ pub enum Await {
         /// How many at least.
         count: usize,
     },
+    /// The caches were told to be cleared so often since the last checkpoint.
+    Cleared(usize),
     /// A GET answers with this field.
     Answer {
         /// The path.

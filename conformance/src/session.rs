@@ -168,17 +168,19 @@ pub fn field(answer: &Answer, name: &str) -> Option<Value> {
     serde_json::from_slice::<Value>(&answer.body).ok()?.get(name).cloned()
 }
 
-/// Hashes in `event`s of `medium`, over all `batches`.
-pub fn blocks(batches: &[Batch], event: &str, medium: &str) -> anyhow::Result<usize> {
+/// Hashes in `event`s of `medium`, over all `batches`; an event without hashes counts as one.
+pub fn count(batches: &[Batch], event: &str, medium: Option<&str>) -> anyhow::Result<usize> {
     let mut count = 0;
-    for found in batches.iter().map(Batch::events).collect::<anyhow::Result<Vec<_>>>()?.concat() {
-        let get = |key: &str| {
-            let fields = found.as_map().map_or(&[][..], Vec::as_slice);
-            fields.iter().find(|(name, _)| name.as_str() == Some(key)).map(|(_, value)| value)
-        };
-        let is = |key: &str, text: &str| get(key).and_then(rmpv::Value::as_str) == Some(text);
-        if is("type", event) && is("medium", medium) {
-            count += get("block_hashes").and_then(rmpv::Value::as_array).map_or(0, Vec::len);
+    for batch in batches {
+        for found in batch.events()? {
+            let get = |key: &str| {
+                let fields = found.as_map().map_or(&[][..], Vec::as_slice);
+                fields.iter().find(|(name, _)| name.as_str() == Some(key)).map(|(_, value)| value)
+            };
+            let text = |key: &str| get(key).and_then(rmpv::Value::as_str);
+            if text("type") == Some(event) && text("medium") == medium {
+                count += get("block_hashes").and_then(rmpv::Value::as_array).map_or(1, Vec::len);
+            }
         }
     }
     Ok(count)

@@ -1,6 +1,6 @@
 //! What an engine did in a scenario, as lines, and how two such accounts differ.
 
-use std::fmt::Write;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The account of one scenario.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,6 +50,12 @@ fn is_event(line: &str) -> bool {
 /// Lines around a difference, for orientation.
 const CONTEXT: usize = 2;
 
+/// Characters of a line that a difference shows.
+const WIDTH: usize = 200;
+
+/// Characters before the first that differs.
+const LEAD: usize = 60;
+
 /// The differences, `-` for lines of `expected` only and `+` for lines of `actual` only; none if
 /// there are none. The number counts the lines so marked.
 pub fn difference(expected: &Transcript, actual: &Transcript) -> Option<(usize, String)> {
@@ -58,30 +64,58 @@ pub fn difference(expected: &Transcript, actual: &Transcript) -> Option<(usize, 
     if changed.is_empty() {
         return None;
     }
+    let mut shown: BTreeSet<usize> = BTreeSet::new();
+    for at in &changed {
+        shown.extend(at.saturating_sub(CONTEXT)..=(at + CONTEXT).min(marked.len() - 1));
+        // The step that it stands under.
+        shown.extend((0..*at).rfind(|index| is_heading(marked[*index].1)));
+    }
+    let counterparts = counterparts(&marked);
     let mut text = String::new();
     let mut last = None;
-    for (index, (mark, line)) in marked.iter().enumerate() {
-        let is_near = changed.iter().any(|at| at.abs_diff(index) <= CONTEXT);
-        if !is_near && !line.starts_with(|first: char| first.is_ascii_digit()) {
-            continue;
-        }
-        if !is_near && !changed.iter().any(|at| *at > index && heads(&marked, index, *at)) {
-            continue;
-        }
+    for index in shown {
         if last.is_some_and(|last| last + 1 != index) {
             text.push_str("      …\n");
         }
         last = Some(index);
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "    {mark} {line}");
+        let (mark, line) = marked[index];
+        let other = counterparts.get(&index).map_or("", |other| marked[*other].1);
+        text += &format!("    {mark} {}\n", excerpt(line, other));
     }
     Some((changed.len(), text))
 }
 
-/// Whether the step heading at `index` is the one that `at` stands under.
-fn heads(marked: &[(char, &str)], index: usize, at: usize) -> bool {
-    let is_heading = |line: &str| line.starts_with(|first: char| first.is_ascii_digit());
-    marked[index + 1..=at].iter().all(|(_, line)| !is_heading(line))
+fn is_heading(line: &str) -> bool {
+    line.starts_with(|first: char| first.is_ascii_digit())
+}
+
+/// Within each run of changed lines, the first `-` belongs to the first `+`, and so on.
+fn counterparts(marked: &[(char, &str)]) -> BTreeMap<usize, usize> {
+    let mut pairs = BTreeMap::new();
+    let mut start = 0;
+    for run in marked.chunk_by(|a, b| (a.0 == ' ') == (b.0 == ' ')) {
+        let of = |mark: char| (0..run.len()).filter(move |i| run[*i].0 == mark);
+        for (left, right) in of('-').zip(of('+')) {
+            pairs.insert(start + left, start + right);
+            pairs.insert(start + right, start + left);
+        }
+        start += run.len();
+    }
+    pairs
+}
+
+/// The part of a long line where it differs from `other`.
+fn excerpt(line: &str, other: &str) -> String {
+    let length = line.chars().count();
+    if length <= WIDTH {
+        return line.to_owned();
+    }
+    let common = line.chars().zip(other.chars()).take_while(|(a, b)| a == b).count();
+    let start = common.saturating_sub(LEAD).min(length - WIDTH);
+    let part: String = line.chars().skip(start).take(WIDTH).collect();
+    let before = if start > 0 { "…" } else { "" };
+    let after = if start + WIDTH < length { "…" } else { "" };
+    format!("{before}{part}{after}")
 }
 
 /// A longest common subsequence, with the other lines of either side in their places.
@@ -141,5 +175,14 @@ mod tests {
         assert!(text.contains("-    5") && text.contains("+    six"), "{text}");
         assert!(text.starts_with("      01 a"), "{text}");
         assert!(text.contains("+    7"), "{text}");
+    }
+
+    #[test]
+    fn a_long_line_is_shown_where_it_differs() {
+        let long = |mark: &str| format!("   {}{mark}{}", "x".repeat(500), "y".repeat(500));
+        let (_, text) =
+            difference(&transcript(&long("here")), &transcript(&long("there"))).unwrap();
+        assert!(text.contains("xhere") && text.contains("xthere"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() < 220), "{text}");
     }
 }
