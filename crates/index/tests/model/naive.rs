@@ -60,7 +60,7 @@ impl Naive {
         if !store.tokens.is_empty() && is_malformed {
             // Fewer hashes than whole blocks of tokens: nobody says which, but the group is there.
             let size = store.block_size as usize;
-            let is_sparse = store.tokens.len() % size == 0 && store.tokens.len() > carried;
+            let is_sparse = store.tokens.len().is_multiple_of(size) && store.tokens.len() > carried;
             if store.tier == Tier::Gpu && is_sparse {
                 self.announce(store);
             }
