@@ -1,7 +1,7 @@
 //! The workers, and what is true of each now: one immutable snapshot that everybody reads.
 //!
-//! Invariant: a worker's state has one writer, its owner in `lifecycle`; and a request enters a worker only through its
-//! [`Door`], so that whoever shut the door knows when nobody is inside.
+//! Invariant: a worker's state has one writer, its owner in `lifecycle`; and a request enters a
+//! worker only through its [`Door`], so that whoever shut the door knows when nobody is inside.
 
 mod door;
 
@@ -38,7 +38,8 @@ pub struct State {
     pub capabilities: witness::Capabilities,
     /// Whether the last probe got an answer.
     pub is_reachable: bool,
-    /// False where requests run and no token came for too long: the engine is suspect, and gets no more.
+    /// False where requests run and no token came for too long: the engine is suspect, and gets no
+    /// more.
     pub is_progressing: bool,
     /// This life of its process, as far as it can be named.
     pub incarnation: Option<Arc<str>>,
@@ -169,7 +170,8 @@ impl Fleet {
         self.now.subscribe()
     }
 
-    /// Changes the state of worker `id`; for its owner alone. Readers see all of the change or nothing of it.
+    /// Changes the state of worker `id`; for its owner alone. Readers see all of the change or
+    /// nothing of it.
     pub(crate) fn update(&self, id: &str, change: impl FnOnce(&mut State)) {
         self.now.send_modify(|now| {
             let fleet = Arc::make_mut(now);

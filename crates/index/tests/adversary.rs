@@ -1,8 +1,10 @@
-//! The hunt for a false warm: an adversary delays, drops, repeats, reorders, tears and truncates the event stream of a reference
-//! engine, restarts it, acts on it beside fak, and no block is ever claimed that the engine does not hold. And liveness:
-//! once the stream is whole again, what is stored afresh is claimed.
+//! The hunt for a false warm: an adversary delays, drops, repeats, reorders, tears and truncates
+//! the event stream of a reference engine, restarts it, acts on it beside fak, and no block is ever
+//! claimed that the engine does not hold. And liveness: once the stream is whole again, what is
+//! stored afresh is claimed.
 //!
-//! A failure prints its seed; `FAK_SEED=… cargo test -p fak-index --test adversary` runs that one history and prints it whole.
+//! A failure prints its seed; `FAK_SEED=… cargo test -p fak-index --test adversary` runs that one
+//! history and prints it whole.
 
 #![expect(
     clippy::print_stdout,

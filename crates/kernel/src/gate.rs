@@ -1,7 +1,8 @@
 //! Whether a session's answer may be called warm.
 //!
-//! Invariant: after a verdict other than `preserved`, and at the start, a tier is shut until a store of the session's own
-//! was accepted after it. No lapse of time, no answer and no hit opens it.
+//! Invariant: after a verdict other than `preserved`, and at the start, a tier is shut until a
+//! store of the session's own was accepted after it. No lapse of time, no answer and no hit opens
+//! it.
 
 use crate::vocab::{Disposition, PerTier, Tier, TierSet};
 

@@ -1,16 +1,21 @@
-//! What each batch and each action *means* for one rank of one worker: accept, ignore, demote, ask for a replay.
+//! What each batch and each action *means* for one rank of one worker: accept, ignore, demote, ask
+//! for a replay.
 //!
-//! A rank publishes its cache's history as numbered batches. The history is only as good as its continuity, and a
-//! sequence number proves none: it starts at 0 again with each life of the engine and carries no boot id. So:
+//! A rank publishes its cache's history as numbered batches. The history is only as good as its
+//! continuity, and a sequence number proves none: it starts at 0 again with each life of the engine
+//! and carries no boot id. So:
 //!
-//! - **Order.** Batches are taken strictly by sequence. A gap suspends what is believed until a replay closes it.
-//! - **Continuity.** A replay is asked from the last batch already taken, and that batch must come back byte for byte (its
-//!   digest; each carries a timestamp). It does not in another life. A new connection, a gap and a sequence that
-//!   went backwards all have to pass this test. And since a replay may be answered by a later life than the one that the
-//!   live connection still belongs to, one live batch per connection has to be met in a replay as well (`linked`).
-//! - **Fence.** From an action's intent on, no batch may warm the tiers that the action demotes, until a *barrier* shows that
-//!   all that was in flight has drained: either two replays in a row, both asked after the outcome, that end at the same
-//!   batch, or a marker, a request of fak's own, whose store comes back in the stream. See [`fence`].
+//! - **Order.** Batches are taken strictly by sequence. A gap suspends what is believed until a
+//!   replay closes it.
+//! - **Continuity.** A replay is asked from the last batch already taken, and that batch must come
+//!   back byte for byte (its digest; each carries a timestamp). It does not in another life. A new
+//!   connection, a gap and a sequence that went backwards all have to pass this test. And since a
+//!   replay may be answered by a later life than the one that the live connection still belongs to,
+//!   one live batch per connection has to be met in a replay as well (`linked`).
+//! - **Fence.** From an action's intent on, no batch may warm the tiers that the action demotes,
+//!   until a *barrier* shows that all that was in flight has drained: either two replays in a row,
+//!   both asked after the outcome, that end at the same batch, or a marker, a request of fak's own,
+//!   whose store comes back in the stream. See `rank/fence.rs`.
 //!
 //! Invariants held here: 1 (no warmth before the fence), 2, 5 and 6 of ARCHITECTURE.md.
 
@@ -62,7 +67,8 @@ impl Default for Config {
 /// A fact fed to the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A new connection. The shell guarantees that every live batch from here on was received on it.
+    /// A new connection. The shell guarantees that every live batch from here on was received on
+    /// it.
     Connected,
     /// The connection ended.
     Disconnected,
@@ -91,7 +97,8 @@ pub enum Event {
     Intent {
         /// The tiers that the action may touch.
         tiers: TierSet,
-        /// What the clear event that the engine will publish for it means; `None` where it publishes none.
+        /// What the clear event that the engine will publish for it means; `None` where it
+        /// publishes none.
         clear: Option<PerTier<Disposition>>,
     },
     /// The action ended.
@@ -101,7 +108,8 @@ pub enum Event {
         /// Whether the engine owes the stream the clear event that the intent announced.
         clears: bool,
     },
-    /// Something outside the stream took the beliefs: drift, changed weights, a contradiction by the engine.
+    /// Something outside the stream took the beliefs: drift, changed weights, a contradiction by
+    /// the engine.
     Distrust {
         /// What is still true.
         kv: PerTier<Disposition>,
@@ -160,7 +168,8 @@ pub enum Effect {
     },
     /// Drop the live connection and make a new one.
     Reconnect,
-    /// Send a marker request as soon as the worker serves, and say in [`Head::marker`] when its store comes.
+    /// Send a marker request as soon as the worker serves, and say in [`Head::marker`] when its
+    /// store comes.
     Mark {
         /// The marker's id.
         id: u64,
@@ -174,7 +183,8 @@ pub enum Effect {
 pub struct Take {
     /// The batch.
     pub seq: u64,
-    /// Tiers on which its stores may warm. Identities are learnt whatever this says: a hash names content.
+    /// Tiers on which its stores may warm. Identities are learnt whatever this says: a hash names
+    /// content.
     pub gain: TierSet,
     /// What each clear event in the batch does, by tier; `None` leaves the tier alone.
     pub clear: PerTier<Option<Belief>>,
@@ -238,8 +248,9 @@ struct Cursor {
     digest: u128,
 }
 
-/// Batches remembered to tell a repeated or late one from another life's. A TCP connection neither repeats nor reorders; a
-/// source that does so over a longer stretch than this is taken for another life.
+/// Batches remembered to tell a repeated or late one from another life's. A TCP connection neither
+/// repeats nor reorders; a source that does so over a longer stretch than this is taken for another
+/// life.
 const RECENT: usize = 32;
 
 /// One rank of one worker. A few hundred bytes; the blocks are the index's.
@@ -254,12 +265,14 @@ pub struct Rank {
     /// The next connection goes without replay.
     give_up_next: bool,
     suspended: bool,
-    /// History is missing, or not yet shown to be this life's: only a whole replay makes beliefs count again.
+    /// History is missing, or not yet shown to be this life's: only a whole replay makes beliefs
+    /// count again.
     incomplete: bool,
     cursor: Option<Cursor>,
     recent: VecDeque<Cursor>,
     parked: BTreeMap<u64, Head>,
-    /// Batches were dropped for want of room since the running replay was asked for: it may not hold them.
+    /// Batches were dropped for want of room since the running replay was asked for: it may not
+    /// hold them.
     overflowed: bool,
     session: Option<Session>,
     /// A gap was noted and not yet closed.
@@ -337,7 +350,8 @@ impl Rank {
         out
     }
 
-    /// Beliefs count only while history is whole and nothing that is parked or contested could take them.
+    /// Beliefs count only while history is whole and nothing that is parked or contested could take
+    /// them.
     fn suspend_or_restore(&mut self, out: &mut Vec<Effect>) {
         let suspended = !self.connected
             || self.incomplete
@@ -359,7 +373,8 @@ impl Rank {
         if self.can_replay() {
             self.complete_by_replay(out);
         } else {
-            // A connection belongs to one process, so what it brings is one life's; what came before is not.
+            // A connection belongs to one process, so what it brings is one life's; what came
+            // before is not.
             self.break_off(out);
             self.incomplete = false;
             self.seek_barrier(out);
@@ -394,7 +409,8 @@ impl Rank {
         }
     }
 
-    /// Whether live batches have to wait for the running replay: it closes a gap, or its end decides about the fence.
+    /// Whether live batches have to wait for the running replay: it closes a gap, or its end
+    /// decides about the fence.
     fn has_to_wait(&self) -> bool {
         self.session.is_some() && (self.incomplete || self.fence.decides_at_end())
     }
@@ -407,7 +423,8 @@ impl Rank {
             out.push(Effect::Ignore { seq: head.seq, why: Ignored::Overflow });
         } else if self.parked.insert(head.seq, head).is_some_and(|held| held.digest != head.digest)
         {
-            // Two batches of one number on one connection: whatever this peer is, it is no single life.
+            // Two batches of one number on one connection: whatever this peer is, it is no single
+            // life.
             self.new_life(out);
             return;
         } else {
@@ -424,7 +441,8 @@ impl Rank {
         self.ask_replay(0, out);
     }
 
-    /// A number at or below the cursor with bytes never seen: another life, on a connection that did not end, or a late batch.
+    /// A number at or below the cursor with bytes never seen: another life, on a connection that
+    /// did not end, or a late batch.
     fn backwards(&mut self, head: Head, out: &mut Vec<Effect>) {
         let late = self.cursor.is_some_and(|c| c.seq - head.seq < RECENT as u64);
         if self.can_replay() {
@@ -433,7 +451,8 @@ impl Rank {
             self.linked = false;
             self.park(head, out);
         } else if late && !self.contradicts(head) {
-            // Either way nothing before it stands, and it is itself too old to tell anything of what came after it.
+            // Either way nothing before it stands, and it is itself too old to tell anything of
+            // what came after it.
             self.missed(out);
             out.push(Effect::Ignore { seq: head.seq, why: Ignored::Late });
         } else {
@@ -482,8 +501,9 @@ impl Rank {
         let (clear, explained) = self.fence.explain(head.clears, out);
         let mut gain = TierSet::ALL.without(self.fence.closed());
         if head.clears > 0 {
-            // A connector's events follow the gpu's in a batch and its reset leaves those pending (vLLM 0.32.0,
-            // v1/kv_offload/cpu/manager.py, read): a store in the batch of a clear may be of a block that the clear took.
+            // A connector's events follow the gpu's in a batch and its reset leaves those pending
+            // (vLLM 0.32.0, v1/kv_offload/cpu/manager.py, read): a store in the batch of a clear
+            // may be of a block that the clear took.
             let cleared = TierSet::CONNECTOR.iter().filter(|t| clear.get(*t).is_some()).collect();
             gain = gain.without(cleared);
         }
@@ -510,7 +530,8 @@ impl Rank {
         }
     }
 
-    /// Another life answered. If the live connection was the old one's, what it brings is of no use any more.
+    /// Another life answered. If the live connection was the old one's, what it brings is of no use
+    /// any more.
     fn new_life(&mut self, out: &mut Vec<Effect>) {
         if self.linked {
             return self.start_over(out);

@@ -1,6 +1,7 @@
 //! The closed vocabularies: the same word in code, JSON, SQL, metrics and docs.
 //!
-//! Invariant: every word round-trips through [`as_str`](Tier::as_str) and [`parse`](Tier::parse), and no other word does.
+//! Invariant: every word round-trips through [`as_str`](Tier::as_str) and [`parse`](Tier::parse),
+//! and no other word does.
 
 use core::fmt;
 
@@ -50,7 +51,8 @@ vocabulary! {
 }
 
 vocabulary! {
-    /// Where KV blocks live. `Gpu` is the engine's own cache on whatever hardware; the others are a connector's.
+    /// Where KV blocks live. `Gpu` is the engine's own cache on whatever hardware; the others are a
+    /// connector's.
     Tier {
         /// The engine's own cache.
         Gpu = "gpu",

@@ -1,7 +1,8 @@
-//! What a rank's stream means for what is believed of it: decodes, asks the kernel, and carries its effects out on the index.
+//! What a rank's stream means for what is believed of it: decodes, asks the kernel, and carries its
+//! effects out on the index.
 //!
-//! Invariant: one fold is the only writer of its rank's beliefs, and every batch that reaches the index went through
-//! [`fak_kernel::rank`].
+//! Invariant: one fold is the only writer of its rank's beliefs, and every batch that reaches the
+//! index went through [`fak_kernel::rank`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -90,7 +91,7 @@ impl Fold {
             Item::Connected { .. } => self.fact(Event::Connected),
             Item::Disconnected { .. } => self.fact(Event::Disconnected),
             Item::Bad { why } => {
-                tracing::warn!(worker = %self.name.worker, rank = self.name.rank, error = %why, "not a batch");
+                tracing::warn!(rank = %self.name, error = %why, "not a batch");
                 self.recorder.bad(&self.name);
                 self.fact(Event::NoBatch)
             }
@@ -146,7 +147,7 @@ impl Fold {
                 (Head { seq, digest, clears, marker, readable: true }, batch)
             }
             Err(error) => {
-                tracing::warn!(worker = %self.name.worker, rank = self.name.rank, seq, %error, "a batch does not decode");
+                tracing::warn!(rank = %self.name, seq, %error, "a batch does not decode");
                 self.recorder.bad(&self.name);
                 let head = Head { seq, digest, clears: 0, marker: None, readable: false };
                 (head, kv::Batch::default())
@@ -156,7 +157,10 @@ impl Fold {
 
     fn marker_in(&self, batch: &kv::Batch) -> Option<u64> {
         let marker = self.marker.as_ref()?;
-        let is_it = |event: &kv::Event| matches!(event, kv::Event::Stored(s) if s.parent.is_none() && s.tokens.starts_with(&marker.tokens));
+        let is_it = |event: &kv::Event| match event {
+            kv::Event::Stored(s) => s.parent.is_none() && s.tokens.starts_with(&marker.tokens),
+            kv::Event::Removed(_) | kv::Event::Cleared => false,
+        };
         batch.events.iter().any(is_it).then_some(marker.id)
     }
 
@@ -191,7 +195,7 @@ impl Fold {
                 Effect::Suspend => self.index.suspend(self.id),
                 Effect::Restore => self.index.restore(self.id),
                 Effect::Ignore { seq, why } => {
-                    tracing::debug!(worker = %self.name.worker, rank = self.name.rank, seq, %why, "batch ignored")
+                    tracing::debug!(rank = %self.name, seq, %why, "batch ignored");
                 }
                 Effect::Replay { session, from, attempt } => {
                     asks.push(Ask::Replay { session, from, attempt })
@@ -281,7 +285,8 @@ fn hash(hash: &BlockHash) -> EngineHash {
     }
 }
 
-/// The adapter's name. Layouts before vLLM 0.14.1 give its number alone, which is no name that a request could have.
+/// The adapter's name. Layouts before vLLM 0.14.1 give its number alone, which is no name that a
+/// request could have.
 fn lora(stored: &Stored) -> Option<Box<str>> {
     let number = || stored.lora_id.map(|id| format!("#{id}").into_boxed_str());
     stored.lora_name.as_deref().map(Box::from).or_else(number)

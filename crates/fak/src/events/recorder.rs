@@ -65,6 +65,12 @@ pub struct Rank {
     pub rank: u32,
 }
 
+impl std::fmt::Display for Rank {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.worker, self.rank)
+    }
+}
+
 /// One event of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {

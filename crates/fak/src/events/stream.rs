@@ -1,7 +1,8 @@
 //! One rank's stream, from its sockets to its beliefs: the task that owns a rank.
 //!
-//! Invariant: facts are folded one at a time, in the order in which they came; what waits for an answer (a replay, a connection)
-//! never holds up the live source. Requests are not held up by it either: they read the index.
+//! Invariant: facts are folded one at a time, in the order in which they came; what waits for an
+//! answer (a replay, a connection) never holds up the live source. Requests are not held up by it
+//! either: they read the index.
 
 use std::future::{Future, pending};
 use std::pin::Pin;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fak_index::{Index, RankId, RankOptions};
 use fak_kernel::rank::{self, Event, Note, Trust};
+use fak_kernel::{Belief, TierSet};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
@@ -22,7 +24,8 @@ use super::replay::{self, Replay};
 use super::zmq::{Options, Subscription};
 use crate::runtime::Shutdown;
 
-/// Time for one replay, the connecting included. An idle vLLM answers within 0.1 s (0.32.0, observed).
+/// Time for one replay, the connecting included. An idle vLLM answers within 0.1 s (0.32.0,
+/// observed).
 const REPLAY_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before a replay that was tried before; doubles with each try.
 const REPLAY_RETRY_AFTER: Duration = Duration::from_millis(100);
@@ -118,7 +121,8 @@ pub struct Sink {
     pub options: RankOptions,
     /// What happened.
     pub recorder: Arc<Recorder>,
-    /// Who is told what the stream notices, with the rank's number; what does not fit is only logged.
+    /// Who is told what the stream notices, with the rank's number; what does not fit is only
+    /// logged.
     pub notes: Option<mpsc::Sender<(u32, Note)>>,
 }
 
@@ -142,6 +146,8 @@ impl Stream {
     pub fn new(worker: &Arc<str>, source: Source, sink: Sink) -> (Self, Handle) {
         let name = recorder::Rank { worker: Arc::clone(worker), rank: source.rank };
         let id = sink.index.add_rank(sink.options);
+        // An engine that was there before may hold anything.
+        sink.index.demote(id, TierSet::ALL, Belief::Unknown);
         let config = rank::Config { replay: source.replay.is_some(), ..rank::Config::default() };
         let fold = Fold::new(
             rank::Rank::new(config),
@@ -206,8 +212,7 @@ impl Stream {
             Step::Batch { session, seq, payload } => self.fold.replayed(session, seq, &payload),
             Step::End { session } => self.fold.fact(Event::ReplayEnd { session }),
             Step::Failed { session, error } => {
-                let (worker, rank) = (&self.name.worker, self.name.rank);
-                tracing::warn!(%worker, rank, %error, "a replay failed");
+                tracing::warn!(rank = %self.name, %error, "a replay failed");
                 self.fold.fact(Event::ReplayFailed { session })
             }
         }
@@ -236,18 +241,16 @@ impl Stream {
             // A full channel means that its owner is far behind, and will look for itself.
             let _ = notes.try_send((self.name.rank, note));
         }
-        let (worker, rank) = (&self.name.worker, self.name.rank);
+        let rank = &self.name;
         match note {
-            Note::Gap { lost } => tracing::warn!(%worker, rank, lost, "events are missing"),
-            Note::GapClosed => tracing::info!(%worker, rank, "a replay brought the missing events"),
-            Note::GapNotClosed => {
-                tracing::warn!(%worker, rank, "events are lost: what was believed is unknown");
-            }
-            Note::NewLife => tracing::warn!(%worker, rank, "another life of the engine"),
+            Note::Gap { lost } => tracing::warn!(%rank, lost, "events are missing"),
+            Note::GapClosed => tracing::info!(%rank, "a replay brought the missing events"),
+            Note::GapNotClosed => tracing::warn!(%rank, "events are lost, beliefs unknown"),
+            Note::NewLife => tracing::warn!(%rank, "another life of the engine"),
             Note::ClearUnexplained { clears } => {
-                tracing::warn!(%worker, rank, clears, "somebody else cleared the cache");
+                tracing::warn!(%rank, clears, "somebody else cleared the cache");
             }
-            Note::Settled => tracing::debug!(%worker, rank, "settled"),
+            Note::Settled => tracing::debug!(%rank, "settled"),
         }
     }
 }

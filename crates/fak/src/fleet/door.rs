@@ -1,7 +1,8 @@
 //! Where a worker's requests enter and leave.
 //!
-//! Invariant: nobody enters a shut door, and every request that entered is counted until the value that it got, [`Inside`], is
-//! dropped: at the end of its body, or when its client has left. So the count cannot leak.
+//! Invariant: nobody enters a shut door, and every request that entered is counted until the value
+//! that it got, [`Inside`], is dropped: at the end of its body, or when its client has left. So the
+//! count cannot leak.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

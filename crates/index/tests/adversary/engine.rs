@@ -1,7 +1,9 @@
-//! The reference: one rank of an engine as vLLM 0.32.0 is built, in so far as its KV events depend on it.
+//! The reference: one rank of an engine as vLLM 0.32.0 is built, in so far as its KV events depend
+//! on it.
 //!
-//! What it holds is the truth. Between that truth and fak lie three queues that the engine drains one after the other: the
-//! block pool's events, the connector's, and the publisher's; then the replay buffer and the connection.
+//! What it holds is the truth. Between that truth and fak lie three queues that the engine drains
+//! one after the other: the block pool's events, the connector's, and the publisher's; then the
+//! replay buffer and the connection.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -75,7 +77,8 @@ impl Engine {
         }
     }
 
-    /// Prefills a prompt: what is cached on the gpu is hit, what the connector has is restored, the rest computed and stored.
+    /// Prefills a prompt: what is cached on the gpu is hit, what the connector has is restored, the
+    /// rest computed and stored.
     pub(crate) fn prefill(&mut self, prompt: &[u16]) {
         for end in 1..=prompt.len() {
             let block = prompt[..end].to_vec();
@@ -127,7 +130,8 @@ impl Engine {
         }
     }
 
-    /// Drops the gpu's cache, and the connector's too if `external`. One clear event, whatever was dropped.
+    /// Drops the gpu's cache, and the connector's too if `external`. One clear event, whatever was
+    /// dropped.
     pub(crate) fn clear(&mut self, external: bool, by_fak: bool) {
         self.pool.push(Ev::Clear);
         self.told += 1;
@@ -140,14 +144,16 @@ impl Engine {
         }
     }
 
-    /// The tier alone, with no event: a refused external reset. What is pending of it is published all the same.
+    /// The tier alone, with no event: a refused external reset. What is pending of it is published
+    /// all the same.
     pub(crate) fn wipe_connector(&mut self, how: Lost) {
         for block in std::mem::take(&mut self.cpu).into_keys() {
             self.lost.insert((Tier::Cpu, block), how);
         }
     }
 
-    /// A scheduler step with output: hands what is pending to the publisher, the connector's events last.
+    /// A scheduler step with output: hands what is pending to the publisher, the connector's events
+    /// last.
     pub(crate) fn step(&mut self) {
         let mut events = std::mem::take(&mut self.pool);
         events.append(&mut self.connector);
@@ -171,7 +177,8 @@ impl Engine {
         self.step();
     }
 
-    /// One turn of the publisher's loop after it looked at its replay socket: publishes one batch, if there is one.
+    /// One turn of the publisher's loop after it looked at its replay socket: publishes one batch,
+    /// if there is one.
     pub(crate) fn publish(&mut self) -> Option<Batch> {
         let mut batch = self.publisher.pop_front()?;
         batch.seq = self.next_seq;

@@ -1,7 +1,9 @@
-//! The adversary's world: the reference engine, the network between, and fak's kernel and index under test.
+//! The adversary's world: the reference engine, the network between, and fak's kernel and index
+//! under test.
 //!
-//! The rule that is checked after each step: whatever block is claimed, the engine holds it, or an event that takes it is still on
-//! its way to fak and was not caused by fak. (DESIGN calls the second case `lost_in_flight`.)
+//! The rule that is checked after each step: whatever block is claimed, the engine holds it, or an
+//! event that takes it is still on its way to fak and was not caused by fak. (DESIGN calls the
+//! second case `lost_in_flight`.)
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -575,7 +577,8 @@ impl World {
         );
     }
 
-    /// Lets the faults end and the stream become whole, stores something fresh, and expects it to be claimed.
+    /// Lets the faults end and the stream become whole, stores something fresh, and expects it to
+    /// be claimed.
     pub(crate) fn expect_to_recover(&mut self) {
         while self.acting.is_some() {
             self.advance_action();

@@ -1,18 +1,22 @@
-//! The fence: the point in a rank's stream before which no batch may warm a tier that an action demoted.
+//! The fence: the point in a rank's stream before which no batch may warm a tier that an action
+//! demoted.
 //!
-//! Where is that point? Not at a sequence number: vLLM hands batches to a publisher thread that numbers them later, so one
-//! made before the action can be numbered after its answer. Nor at a clear event: an earlier one, somebody else's, may still be
-//! in flight. But the engine's scheduler and its publisher are queues, so order is kept (vLLM 0.32.0,
-//! `distributed/kv_events.py` and `v1/core/sched/scheduler.py`, read), and two things show that all older batches are out:
+//! Where is that point? Not at a sequence number: vLLM hands batches to a publisher thread that
+//! numbers them later, so one made before the action can be numbered after its answer. Nor at a
+//! clear event: an earlier one, somebody else's, may still be in flight. But the engine's scheduler
+//! and its publisher are queues, so order is kept (vLLM 0.32.0, `distributed/kv_events.py` and
+//! `v1/core/sched/scheduler.py`, read), and two things show that all older batches are out:
 //!
-//! - *Two replays in a row, both asked after the outcome, end at the same batch.* The publisher answers one replay between two
-//!   looks at its queue; nothing was published between the answers, so that look found the queue empty. Every batch after
-//!   that end was made after the outcome. Needs a quiet moment, which an engine that was just put to sleep offers.
-//! - *A marker came back*: the store of a request that fak itself sent after the outcome. Every batch after it is later.
-//!   Needs a serving engine, and no replay socket.
+//! - *Two replays in a row, both asked after the outcome, end at the same batch.* The publisher
+//!   answers one replay between two looks at its queue; nothing was published between the answers,
+//!   so that look found the queue empty. Every batch after that end was made after the outcome.
+//!   Needs a quiet moment, which an engine that was just put to sleep offers.
+//! - *A marker came back*: the store of a request that fak itself sent after the outcome. Every
+//!   batch after it is later. Needs a serving engine, and no replay socket.
 //!
-//! Invariant: a tier that an intent closed stays closed until one of the two was seen after that action's outcome. What the
-//! engine stores between the outcome and that moment stays cold, so admission should open after [`Rank::is_settled`].
+//! Invariant: a tier that an intent closed stays closed until one of the two was seen after that
+//! action's outcome. What the engine stores between the outcome and that moment stays cold, so
+//! admission should open after [`Rank::is_settled`].
 
 use alloc::vec::Vec;
 
@@ -27,14 +31,16 @@ pub(super) struct Fence {
     stage: Stage,
     /// Tiers that no batch may warm.
     closed: TierSet,
-    /// The fence opened by replay; the first batch after it still drains what was pending in the engine.
+    /// The fence opened by replay; the first batch after it still drains what was pending in the
+    /// engine.
     drains_next: bool,
     owed: Owed,
 }
 
-/// The clear events that the engine owes the stream for fak's own actions. Which of those that come are they? Only when the
-/// fence has opened and the engine has drained is it sure that they are all in, so until then one that spares the
-/// connector's tiers is contested: it may be somebody else's, that spared nothing.
+/// The clear events that the engine owes the stream for fak's own actions. Which of those that come
+/// are they? Only when the fence has opened and the engine has drained is it sure that they are all
+/// in, so until then one that spares the connector's tiers is contested: it may be somebody else's,
+/// that spared nothing.
 #[derive(Clone, Copy, Debug, Default)]
 struct Owed {
     clears: u32,
@@ -80,7 +86,8 @@ impl Fence {
         matches!(self.stage, Stage::Settling(Settling { ended: Some(_), .. }))
     }
 
-    /// Whether a clear was seen of which it is not sure yet that it was fak's own and spared the connector's tiers.
+    /// Whether a clear was seen of which it is not sure yet that it was fak's own and spared the
+    /// connector's tiers.
     pub(super) fn is_contested(&self) -> bool {
         let spares = TierSet::CONNECTOR.iter().any(|t| self.owed.fate.get(t).is_none());
         (1..=self.owed.clears).contains(&self.owed.seen) && spares
@@ -221,8 +228,8 @@ impl Rank {
     pub(super) fn barrier_ended(&mut self, last: Option<u64>, out: &mut Vec<Effect>) {
         let Stage::Settling(settling) = &mut self.fence.stage else { return };
         if settling.ended == Some(last) {
-            // What is pending inside the engine comes with the next batch, the connector's events after the gpu's: those
-            // may be of blocks that the action took.
+            // What is pending inside the engine comes with the next batch, the connector's events
+            // after the gpu's: those may be of blocks that the action took.
             let connector = self.fence.closed.without(TierSet::GPU);
             self.fence.open(connector);
             out.push(Effect::Note(Note::Settled));

@@ -1,8 +1,9 @@
 //! Replays: what they prove, what they bring, and when to give up on them.
 //!
-//! Traps of the real thing (vLLM 0.32.0, observed): asked below its buffer it silently begins later; asked beyond its end it
-//! answers the end marker alone, which is also what a restarted engine answers; a slow reader gets holes.
-//! Invariant: a replay counts only if it is contiguous and closed by its end marker.
+//! Traps of the real thing (vLLM 0.32.0, observed): asked below its buffer it silently begins
+//! later; asked beyond its end it answers the end marker alone, which is also what a restarted
+//! engine answers; a slow reader gets holes. Invariant: a replay counts only if it is contiguous
+//! and closed by its end marker.
 
 use alloc::vec::Vec;
 use core::mem;
@@ -25,9 +26,9 @@ pub(super) struct Session {
     batches: u32,
 }
 
-/// Batches that a replay may bring and still be taken for whole. Up to vLLM 0.32.0 the ROUTER drops what a reader has not
-/// taken when 1,000 messages wait, and the end marker may come all the same (observed): so after more than half of that
-/// the tail is asked for again.
+/// Batches that a replay may bring and still be taken for whole. Up to vLLM 0.32.0 the ROUTER drops
+/// what a reader has not taken when 1,000 messages wait, and the end marker may come all the same
+/// (observed): so after more than half of that the tail is asked for again.
 const WHOLE_MAX: u32 = 500;
 
 impl Rank {
@@ -140,8 +141,8 @@ impl Rank {
         self.gap_open = false;
         out.push(Effect::Note(Note::GapNotClosed));
         if !self.linked {
-            // What the connection still holds may be older than all that was replayed, or another life's. What a new
-            // connection brings is neither.
+            // What the connection still holds may be older than all that was replayed, or another
+            // life's. What a new connection brings is neither.
             self.give_up_next = true;
             return self.start_over(out);
         }

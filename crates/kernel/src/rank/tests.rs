@@ -1,7 +1,7 @@
 //! One test a behaviour: a stream of small batches in, what is believed of each block out.
 //!
-//! The shell here is the least that carries out effects: a map of proven blocks. The hunt for what nobody thought of is
-//! `crates/index/tests/adversary.rs`.
+//! The shell here is the least that carries out effects: a map of proven blocks. The hunt for what
+//! nobody thought of is `crates/index/tests/adversary.rs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::string::{String, ToString};
@@ -202,7 +202,8 @@ fn a_restart_in_place_ends_the_epoch_with_replay() {
     shell.live(&fresh[0]);
     assert_eq!(shell.warm(), "suspended");
     shell.answer_all(&fresh);
-    // The connection did not end, so nothing says that the batch and the replay are of one life until they match.
+    // The connection did not end, so nothing says that the batch and the replay are of one life
+    // until they match.
     assert_eq!(shell.warm(), "Z");
 }
 
@@ -349,7 +350,8 @@ fn the_same_life_behind_a_new_connection_keeps_its_beliefs() {
 #[test]
 fn a_replay_answered_by_a_later_life_than_the_live_connection_is_not_mixed_with_it() {
     let mut shell = Shell::new(true);
-    // The live connection is the first life's; by the time the replay is served, a second one answers.
+    // The live connection is the first life's; by the time the replay is served, a second one
+    // answers.
     let second: Vec<_> = (0..3).map(|s| batch(2, s, &[Store("Z")])).collect();
     shell.live(&batch(1, 3, &[Store("A")]));
     shell.answer_all(&second);
@@ -417,7 +419,8 @@ fn a_clear_that_comes_with_the_first_request_after_the_wake_belongs_to_the_actio
 fn an_earlier_clear_of_somebody_else_does_not_open_the_fence() {
     let mut history = abc();
     let mut shell = Shell::started(&history);
-    // Somebody's reset, a store after it, then fak's reset took that store; only the first batch is out yet.
+    // Somebody's reset, a store after it, then fak's reset took that store; only the first batch is
+    // out yet.
     shell.reset();
     history.push(batch(1, 3, &[Clear, Store("X")]));
     shell.live(&history[3]);

@@ -1,4 +1,5 @@
-//! A rank's beliefs against a simulated engine that knows the truth: what is claimed is what an identical request would hit.
+//! A rank's beliefs against a simulated engine that knows the truth: what is claimed is what an
+//! identical request would hit.
 
 use std::sync::Arc;
 

@@ -1,0 +1,112 @@
+//! One look at a worker: what state it is in, whose life it is, and whether it gets anything done.
+//!
+//! Invariant: reachable, serving and progressing are three facts, read apart. A sleeping worker is
+//! not a failing one.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fak_wire::metrics::{Signals, Snapshot};
+use serde_json::Value;
+
+use crate::engine::{Control, Engine, Observation, Seen};
+
+/// What one look brought.
+#[derive(Debug)]
+pub(super) struct Look {
+    pub(super) observation: Observation,
+    pub(super) metrics: Option<Arc<Snapshot>>,
+    pub(super) weight_version: Option<Arc<str>>,
+}
+
+impl Look {
+    pub(super) async fn at(engine: &Engine) -> Self {
+        let ((observation, metrics), weights) =
+            tokio::join!(engine.observe_and_scrape(), engine.read(Control::WeightInfo));
+        let version = |body: &Value| Some(body.get("weight_version")?.as_str()?.into());
+        Self {
+            observation,
+            metrics: metrics.ok().map(Arc::new),
+            weight_version: weights.as_ref().and_then(version),
+        }
+    }
+
+    /// Whether anything answered.
+    pub(super) fn is_reachable(&self) -> bool {
+        self.metrics.is_some()
+            || [self.observation.is_paused.clone(), self.observation.is_sleeping.clone()]
+                .iter()
+                .any(|seen| matches!(seen, Seen::Value(_) | Seen::NotOffered))
+    }
+
+    /// This life of the process, by its start in Unix seconds. Engines whose metrics come from
+    /// several processes do not tell.
+    pub(super) fn incarnation(&self) -> Option<Arc<str>> {
+        let start = self.metrics.as_ref()?.process_start?;
+        Some(format!("{start:.3}").into())
+    }
+}
+
+/// Tells a worker that computes from one that hangs: requests run, and nothing moves.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    moved: Option<(f64, Instant)>,
+}
+
+impl Progress {
+    /// Whether the worker gets on, by this look.
+    pub(super) fn see(&mut self, metrics: &Snapshot, now: Instant, patience: Duration) -> bool {
+        let total = metrics.total();
+        let done = work_done(&total);
+        let is_idle = total.running.is_none_or(|running| running == 0.0);
+        match self.moved {
+            Some((before, since)) if before == done && !is_idle => {
+                now.duration_since(since) < patience
+            }
+            _ => {
+                self.moved = Some((done, now));
+                true
+            }
+        }
+    }
+}
+
+/// A number that moves with every token.
+fn work_done(total: &Signals) -> f64 {
+    let count = |histogram: &Option<fak_wire::metrics::Histogram>| {
+        histogram.as_ref().map_or(0.0, |h| h.count)
+    };
+    let finished: f64 = total.request_success.values().sum();
+    let prefilled = total.prefix_queries.unwrap_or(0.0);
+    count(&total.ttft) + count(&total.itl) + finished + prefilled
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fak_wire::metrics::Limits;
+
+    fn scrape(running: u32, tokens: u32) -> Snapshot {
+        let text = format!(
+            "vllm:num_requests_running{{engine=\"0\"}} {running}\n\
+             vllm:inter_token_latency_seconds_count{{engine=\"0\"}} {tokens}\n"
+        );
+        fak_wire::metrics::parse(text.as_bytes(), &Limits::default()).expect("it is small")
+    }
+
+    #[test]
+    fn requests_that_run_without_a_token_make_a_worker_suspect_after_a_while() {
+        let patience = Duration::from_secs(60);
+        let start = Instant::now();
+        let mut progress = Progress::default();
+        let mut at = |s: u64, running, tokens| {
+            progress.see(&scrape(running, tokens), start + Duration::from_secs(s), patience)
+        };
+        assert!(at(0, 3, 10));
+        assert!(at(59, 3, 10));
+        assert!(!at(60, 3, 10));
+        assert!(at(61, 3, 11), "a token came");
+        assert!(at(200, 0, 11), "idle is not stuck");
+        assert!(at(210, 1, 11));
+    }
+}
