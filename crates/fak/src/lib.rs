@@ -10,5 +10,6 @@ pub mod engine;
 pub mod events;
 pub mod fleet;
 pub mod runtime;
+pub mod sessions;
 pub mod store;
 pub mod telemetry;

@@ -1,0 +1,151 @@
+//! What happens to sessions beside requests: changes are stored, rows are taken in, and those that
+//! are over are forgotten.
+//!
+//! Invariant: what waits to be stored is bounded by the sessions themselves, and is tried again
+//! until it is stored.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::{Session, Sessions};
+use crate::runtime::Shutdown;
+use crate::store;
+
+/// Rows and sessions in one exchange with the store.
+const BATCH: usize = 500;
+
+/// What is to be stored.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    changed: Vec<Arc<Session>>,
+    forgotten: Vec<Arc<str>>,
+}
+
+impl Waiting {
+    /// Each session at most once: whoever calls has set its flag.
+    pub(super) fn put(&self, session: Arc<Session>) {
+        self.lock().changed.push(session);
+    }
+
+    /// More than `limit` are left to the next start, which takes in no more than it has room for.
+    pub(super) fn delete(&self, id: Arc<str>, limit: usize) {
+        let mut inner = self.lock();
+        if inner.forgotten.len() < limit {
+            inner.forgotten.push(id);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Two lists of counted references: a panic elsewhere leaves nothing half done in here.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps the sessions while it runs.
+#[derive(Debug)]
+pub struct Keeper {
+    sessions: Sessions,
+    ledger: watch::Receiver<u64>,
+    /// The last change of the ledger that was taken in.
+    after: u64,
+}
+
+impl Keeper {
+    pub(super) fn new(sessions: Sessions, ledger: watch::Receiver<u64>) -> Self {
+        let after = *ledger.borrow();
+        Self { sessions, ledger, after }
+    }
+
+    /// Runs until told to stop, and then stores what is left.
+    pub async fn run(mut self, stop: Shutdown) {
+        let mut tick = interval(self.sessions.shared.config.write_every);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = stop.requested() => break,
+                // The store outlives the keeper, so the sender does, too.
+                _ = self.ledger.changed() => self.follow().await,
+                _ = tick.tick() => {
+                    self.follow().await;
+                    self.sessions.sweep();
+                    self.write().await;
+                }
+            }
+        }
+        self.write().await;
+    }
+
+    /// Takes in what is new in the ledger; other processes may write there, too.
+    async fn follow(&mut self) {
+        let limit = u32::try_from(BATCH).expect("a small number");
+        loop {
+            let changes = match self.sessions.shared.store.changes(self.after, limit).await {
+                Ok(changes) => changes,
+                Err(error) => return tracing::warn!(%error, "sessions miss rows for now"),
+            };
+            for change in &changes {
+                self.sessions.apply(&change.row);
+                self.after = change.number;
+            }
+            if changes.len() < BATCH {
+                return;
+            }
+        }
+    }
+
+    async fn write(&self) {
+        let Inner { mut changed, mut forgotten } = std::mem::take(&mut *self.waiting());
+        let result = self.write_all(&mut changed, &mut forgotten).await;
+        if let Err(error) = result {
+            tracing::warn!(%error, "sessions are not stored for now");
+            let mut waiting = self.waiting();
+            waiting.changed.append(&mut changed);
+            waiting.forgotten.append(&mut forgotten);
+        }
+    }
+
+    /// Takes out of the lists what is stored. Deletions go first: a name may have come back.
+    async fn write_all(
+        &self,
+        changed: &mut Vec<Arc<Session>>,
+        forgotten: &mut Vec<Arc<str>>,
+    ) -> Result<(), store::Error> {
+        let store = &self.sessions.shared.store;
+        while let Some(id) = forgotten.last() {
+            store.session_delete(id).await?;
+            forgotten.pop();
+        }
+        changed.retain(|session| !session.is_gone.load(Ordering::Acquire));
+        while !changed.is_empty() {
+            let batch = changed.len().saturating_sub(BATCH)..;
+            // A change from here on is written again.
+            let records: Vec<_> = changed[batch.clone()]
+                .iter()
+                .map(|session| {
+                    session.is_dirty.store(false, Ordering::Release);
+                    session.record()
+                })
+                .collect();
+            if let Err(error) = store.sessions_put(&records).await {
+                // One whose flag was set meanwhile has another entry.
+                let failed = changed.split_off(batch.start).into_iter();
+                changed.extend(failed.filter(|s| !s.is_dirty.swap(true, Ordering::AcqRel)));
+                return Err(error);
+            }
+            changed.truncate(batch.start);
+        }
+        Ok(())
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Inner> {
+        self.sessions.shared.waiting.lock()
+    }
+}

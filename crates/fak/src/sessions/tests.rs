@@ -1,0 +1,261 @@
+use std::sync::atomic::AtomicI64;
+
+use fak_kernel::vocab::PerTier;
+use fak_kernel::{Action, Disposition, Phase, Tier};
+use jiff::Timestamp;
+
+use super::*;
+use crate::runtime::{OnExit, TaskGroup};
+use crate::store::{NewIntent, Outcome, Tiers};
+
+/// Each test has its own clock, for which a function has its own static.
+macro_rules! clock {
+    ($name:ident) => {
+        static $name: AtomicI64 = AtomicI64::new(1_000);
+        fn now() -> Timestamp {
+            Timestamp::from_millisecond($name.load(Ordering::Relaxed)).expect("in range")
+        }
+    };
+}
+
+async fn open(config: Config) -> (Sessions, Keeper, Store) {
+    let store = Store::open("sqlite::memory:").await.expect("memory");
+    let (sessions, keeper) = Sessions::open(store.clone(), config).await.expect("empty");
+    (sessions, keeper, store)
+}
+
+fn gpu(tokens: u64) -> PerTier<u64> {
+    PerTier { gpu: tokens, ..PerTier::all(0) }
+}
+
+fn served(sessions: &Sessions, id: &str, worker: &str) -> Turn {
+    let turn = sessions.resolve(id).expect("a good name");
+    turn.bind(&worker.into(), &gpu(0));
+    turn
+}
+
+/// A row on worker `w`, written by nobody.
+fn row(seq: u64, action: Action, phase: Phase, kv: Disposition) -> Row {
+    Row {
+        seq,
+        at: String::new(),
+        worker: "w".to_owned(),
+        rank: None,
+        incarnation: None,
+        session: None,
+        action,
+        level: None,
+        phase,
+        kv,
+        tiers: Tiers(vec![(Tier::Gpu, kv)]),
+        weight_version: None,
+        warm_demoted: kv != Disposition::Preserved,
+        serving: phase == Phase::Serving,
+        evidence: Evidence::Observed,
+        asked: serde_json::Value::Null,
+        answered: serde_json::Value::Null,
+        observed: serde_json::Value::Null,
+        reason: "confirmed".to_owned(),
+    }
+}
+
+fn slept(seq: u64) -> Row {
+    row(seq, Action::Sleep, Phase::Sleeping, Disposition::Forgotten)
+}
+
+fn woken(seq: u64) -> Row {
+    row(seq, Action::Wake, Phase::Serving, Disposition::Unknown)
+}
+
+#[tokio::test]
+async fn names_that_resemble_each_other_are_sessions_of_their_own() {
+    let (sessions, _keeper, _) = open(Config::default()).await;
+    for (id, worker) in [("session-1", "a"), ("session-12", "b"), ("SESSION-1", "c"), ("x", "d")] {
+        served(&sessions, id, worker);
+    }
+    let worker = |id: &str| sessions.get(id).and_then(|view| view.worker);
+    assert_eq!(worker("session-1").as_deref(), Some("a"));
+    assert_eq!(worker("session-12").as_deref(), Some("b"));
+    assert_eq!(worker("SESSION-1").as_deref(), Some("c"));
+    assert_eq!(worker("session"), None);
+    assert_eq!(sessions.resolve("").expect_err("empty"), BadId::Empty);
+}
+
+#[tokio::test]
+async fn a_sleep_puts_the_workers_sessions_to_rest_and_a_wake_lets_them_go_on() {
+    let (sessions, _keeper, _) = open(Config::default()).await;
+    served(&sessions, "on", "w");
+    served(&sessions, "off", "other");
+    sessions.apply(&slept(3));
+    let turn = sessions.resolve("on").expect("a good name");
+    assert_eq!(turn.dormancy(), Some(Dormancy { action: Action::Sleep, witness: Some(3) }));
+    turn.bind(&"other".into(), &gpu(7));
+    assert_eq!(turn.worker().as_deref(), Some("w"), "a dormant session stays where it is");
+    assert_eq!(sessions.get("off").expect("there").dormancy, None);
+    assert_eq!(sessions.active_on("w", ""), [] as [Arc<str>; 0]);
+
+    let mut partly = row(4, Action::Wake, Phase::Waking, Disposition::Unknown);
+    sessions.apply(&partly);
+    assert!(turn.dormancy().is_some(), "a part is still asleep");
+    partly = woken(5);
+    sessions.apply(&partly);
+    assert_eq!(turn.dormancy(), None);
+    assert_eq!(sessions.get("on").expect("there").last_witness, Some(5));
+}
+
+#[tokio::test]
+async fn what_was_not_sent_puts_nobody_to_rest() {
+    let (sessions, _keeper, _) = open(Config::default()).await;
+    served(&sessions, "s", "w");
+    let mut refused = slept(1);
+    refused.evidence = Evidence::NotSent;
+    refused.session = Some("s".to_owned());
+    sessions.apply(&refused);
+    let view = sessions.get("s").expect("there");
+    assert_eq!((view.dormancy, view.last_witness), (None, Some(1)));
+
+    sessions.apply(&slept(2));
+    let mut refused = woken(3);
+    refused.evidence = Evidence::NotSent;
+    sessions.apply(&refused);
+    assert_eq!(sessions.get("s").expect("there").dormancy, None, "its worker serves");
+}
+
+#[tokio::test]
+async fn only_a_claim_made_after_the_verdict_opens_the_gate() {
+    let (sessions, _keeper, _) = open(Config::default()).await;
+    let worker: Arc<str> = "w".into();
+    let early = served(&sessions, "s", "w");
+    assert!(!early.is_warm(Tier::Gpu));
+    early.bind(&worker, &gpu(16));
+    assert!(early.is_warm(Tier::Gpu));
+
+    sessions.apply(&slept(1));
+    sessions.apply(&woken(2));
+    assert!(!early.is_warm(Tier::Gpu));
+    early.bind(&worker, &gpu(16));
+    assert!(!early.is_warm(Tier::Gpu), "the claim was made before the sleep");
+
+    let late = sessions.resolve("s").expect("a good name");
+    late.bind(&worker, &gpu(0));
+    assert!(!late.is_warm(Tier::Gpu), "nothing is claimed");
+    late.bind(&worker, &gpu(16));
+    assert!(late.is_warm(Tier::Gpu));
+    sessions.apply(&woken(2));
+    assert!(late.is_warm(Tier::Gpu), "the row was taken in before");
+    late.bind(&"other".into(), &gpu(0));
+    assert!(!late.is_warm(Tier::Gpu), "nothing is proven on another worker");
+}
+
+#[tokio::test]
+async fn a_preserving_pause_leaves_the_gate_open() {
+    let (sessions, _keeper, _) = open(Config::default()).await;
+    served(&sessions, "s", "w").bind(&"w".into(), &gpu(16));
+    let mut intent = row(1, Action::Pause, Phase::Error, Disposition::Unknown);
+    (intent.evidence, intent.warm_demoted) = (Evidence::None, false);
+    intent.reason = "unrecorded".to_owned();
+    sessions.apply(&intent);
+    sessions.apply(&row(1, Action::Pause, Phase::Paused, Disposition::Preserved));
+    sessions.apply(&row(2, Action::Resume, Phase::Serving, Disposition::Preserved));
+    assert!(sessions.get("s").expect("there").is_warm);
+    intent.seq = 3;
+    intent.warm_demoted = true;
+    sessions.apply(&intent);
+    assert!(!sessions.get("s").expect("there").is_warm, "beliefs go cold with the intent");
+}
+
+#[tokio::test]
+async fn the_longest_unseen_is_forgotten_and_a_dormant_one_last() {
+    clock!(CLOCK);
+    let config = Config { capacity: 4, clock: now, ..Config::default() };
+    let (sessions, _keeper, _) = open(config).await;
+    for id in ["a", "b", "c", "d"] {
+        CLOCK.fetch_add(1, Ordering::Relaxed);
+        served(&sessions, id, if id == "a" { "w" } else { "other" });
+    }
+    sessions.apply(&slept(1));
+    for id in ["e", "f"] {
+        CLOCK.fetch_add(1, Ordering::Relaxed);
+        served(&sessions, id, "other");
+    }
+    let ids: Vec<_> = sessions.list(10).into_iter().map(|view| view.id.to_string()).collect();
+    assert_eq!(ids, ["f", "e", "d", "a"]);
+    assert_eq!(sessions.list(2).len(), 2);
+}
+
+#[tokio::test]
+async fn a_session_that_is_over_holds_no_worker() {
+    clock!(CLOCK);
+    let config = Config { idle: Duration::from_secs(10), clock: now, ..Config::default() };
+    let (sessions, _keeper, _) = open(config).await;
+    served(&sessions, "old", "w");
+    CLOCK.fetch_add(10_001, Ordering::Relaxed);
+    served(&sessions, "new", "w");
+    served(&sessions, "me", "w");
+    assert_eq!(sessions.active_on("w", "me"), ["new".into()]);
+    assert_eq!(sessions.by_worker()["w"], Load { sessions: 3, active: 2, ..Load::default() });
+    sessions.sweep();
+    assert!(sessions.get("old").is_none());
+    assert!(sessions.end("new"));
+    assert!(!sessions.end("new"));
+}
+
+#[tokio::test]
+async fn bindings_totals_and_rest_outlive_the_process() {
+    let (sessions, keeper, store) = open(Config::default()).await;
+    let mut tasks = TaskGroup::new();
+    let stop = tasks.shutdown();
+    tasks.spawn("sessions", OnExit::Report, keeper.run(stop));
+    let turn = served(&sessions, "s", "w");
+    turn.record(48, 32);
+    turn.record(16, 16);
+    served(&sessions, "gone", "w");
+    assert!(sessions.isolate("s").await.expect("stored"));
+    assert!(!sessions.isolate("nobody").await.expect("nothing to store"));
+    let salt = turn.salt().expect("isolated");
+
+    // The keeper reads the row from the ledger.
+    let intent = NewIntent {
+        worker: "w".to_owned(),
+        rank: None,
+        incarnation: None,
+        session: None,
+        action: Action::Pause,
+        level: None,
+        weight_version: None,
+        warm_demoted: false,
+        asked: serde_json::Value::Null,
+    };
+    let outcome = Outcome {
+        phase: Phase::Paused,
+        kv: Disposition::Preserved,
+        tiers: Tiers(vec![(Tier::Gpu, Disposition::Preserved)]),
+        weight_version: None,
+        warm_demoted: false,
+        serving: false,
+        evidence: Evidence::Observed,
+        answered: serde_json::Value::Null,
+        observed: serde_json::Value::Null,
+        reason: "confirmed".to_owned(),
+    };
+    let seq = store.note(intent, outcome).await.expect("written").seq;
+    while turn.dormancy().is_none() {
+        tokio::task::yield_now().await;
+    }
+    assert!(sessions.end("gone"));
+    assert_eq!(tasks.stop(Duration::from_secs(60)).await, 0);
+
+    let (again, _keeper) = Sessions::open(store, Config::default()).await.expect("stored");
+    let view = again.get("s").expect("stored");
+    assert_eq!((view.claimed_tokens, view.cached_tokens), (64, 48));
+    assert_eq!(view.dormancy, Some(Dormancy { action: Action::Pause, witness: Some(seq) }));
+    assert_eq!((view.worker.as_deref(), view.is_warm), (Some("w"), false));
+    assert_eq!(again.resolve("s").expect("a good name").salt(), Some(salt));
+    assert!(again.get("gone").is_none());
+}
+
+#[test]
+fn salts_differ() {
+    let salts: std::collections::HashSet<_> = (0..100).map(|_| random_salt()).collect();
+    assert_eq!(salts.len(), 100);
+}
