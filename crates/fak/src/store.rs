@@ -107,6 +107,7 @@ impl Store {
     pub async fn open_with(url: &str, clock: Clock) -> Result<Self, Error> {
         let database = Database::new(url)?;
         let newest = within(database.kind(), async {
+            database.reach().await?;
             database.migrate(&at(clock)).await?;
             ledger::newest(&database).await
         })

@@ -3,14 +3,18 @@
 //! Invariant: writes to a database run one after the other, whichever processes they come from; and
 //! no error or log line shows a URL.
 
+use std::time::Duration;
+
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{Any, AnyPool, Row, Transaction};
+use sqlx::{Any, AnyConnection, AnyPool, Connection, Row, Transaction};
 
 use super::Error;
 
 /// Readers beside the one writer. A file or a server answers a few at a time, and rows are short.
 const READERS_MAX: u32 = 4;
+/// How long a server is tried for a connection; less than one operation may take.
+const SERVER_CONNECT_MAX: Duration = Duration::from_secs(5);
 /// The first key of fak's advisory locks on PostgreSQL, whose space all applications of a database
 /// share.
 const LOCK_SPACE: i32 = i32::from_be_bytes(*b"fak\0");
@@ -51,6 +55,7 @@ pub(super) enum Kind {
 #[derive(Clone)]
 pub(super) struct Database {
     kind: Kind,
+    options: AnyConnectOptions,
     writer: AnyPool,
     reader: AnyPool,
 }
@@ -66,9 +71,9 @@ impl Database {
         let writer = target.pool(1, SQLITE_WRITER).connect_lazy_with(options.clone());
         let reader = match target {
             Target::Memory => writer.clone(),
-            _ => target.pool(READERS_MAX, SQLITE_READER).connect_lazy_with(options),
+            _ => target.pool(READERS_MAX, SQLITE_READER).connect_lazy_with(options.clone()),
         };
-        Ok(Self { kind: target.kind(), writer, reader })
+        Ok(Self { kind: target.kind(), options, writer, reader })
     }
 
     /// Which it is.
@@ -91,6 +96,14 @@ impl Database {
                 sqlx::query(POSTGRES_WRITE).bind(LOCK_SPACE).execute(&mut *write).await?;
                 Ok(write)
             }
+        }
+    }
+
+    /// Connects to a server once, to say at once why it cannot be reached: a pool goes on trying.
+    pub(super) async fn reach(&self) -> Result<(), sqlx::Error> {
+        match self.kind {
+            Kind::Sqlite => Ok(()),
+            Kind::Postgres => AnyConnection::connect_with(&self.options).await?.close().await,
         }
     }
 
@@ -217,7 +230,7 @@ impl Target {
     fn pool(&self, connections_max: u32, pragmas: &'static str) -> AnyPoolOptions {
         let pool = AnyPoolOptions::new().max_connections(connections_max);
         match self.kind() {
-            Kind::Postgres => pool,
+            Kind::Postgres => pool.acquire_timeout(SERVER_CONNECT_MAX),
             Kind::Sqlite => {
                 pool.idle_timeout(None).max_lifetime(None).test_before_acquire(false).after_connect(
                     move |connection, _| {

@@ -3,3 +3,4 @@
 mod engine;
 mod events;
 mod run;
+mod store;
