@@ -3,6 +3,8 @@
 //! Invariant: nothing else in the crate reads the environment, and an error names the variable, its
 //! value (unless it is a secret) and what would be right.
 
+pub mod serve;
+
 use std::ffi::OsString;
 
 use crate::engine::{BadUrl, Endpoints, Secret};
@@ -28,12 +30,19 @@ pub mod names {
     pub const KV_REPLAY: &str = "FAK_VLLM_KV_REPLAY";
     /// Key of the digest behind `cache_salt`; without it a public one is used.
     pub const SALT_KEY: &str = "FAK_CACHE_SALT_KEY";
+    /// What an admin has to show.
+    pub const ADMIN_KEY: &str = "FAK_ADMIN_KEY";
+    /// Where the gateway listens.
+    pub const LISTEN: &str = "FAK_LISTEN";
+    /// The gateway's database.
+    pub const DB: &str = "FAK_DB";
     /// What is logged, as in `fak=debug`; warnings where it is not set.
     pub const LOG: &str = "FAK_LOG";
 }
 
 /// Longest worker id, in bytes. It becomes a label and a header value.
 const WORKER_ID_BYTES_MAX: usize = 64;
+const WORKER_ID_RIGHT: &str = "1 to 64 of the characters A-Z a-z 0-9 . _ -";
 
 /// A setting that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -224,7 +233,7 @@ fn boolean(lookup: Lookup<'_>, name: &'static str) -> Result<bool, Error> {
 }
 
 fn worker_id(lookup: Lookup<'_>) -> Result<String, Error> {
-    const RIGHT: &str = "1 to 64 of the characters A-Z a-z 0-9 . _ -";
+    const RIGHT: &str = WORKER_ID_RIGHT;
     let Some(id) = text(lookup, names::WORKER_ID, RIGHT)? else {
         return Ok("vllm".to_owned());
     };

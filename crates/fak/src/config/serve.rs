@@ -1,0 +1,430 @@
+//! Settings of `fak serve`: flags before environment before file before defaults, resolved in one
+//! place.
+//!
+//! Invariant: what comes out can be used as it is: every URL parsed, every number in its range,
+//! every name told apart; and a gateway that others than this machine can reach has an admin key.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Lookup, Worker, names, secret, text};
+use crate::engine::{BadUrl, Endpoints, Secret};
+use crate::events::endpoint::{self, Endpoint};
+
+/// Most workers of one gateway.
+const WORKERS_MAX: usize = 1024;
+
+/// A setting of `fak serve` that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file cannot be read.
+    #[error("{path}: cannot be read")]
+    File {
+        /// The file.
+        path: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is no TOML, or has a key that is none.
+    #[error("{path}: {source}")]
+    Toml {
+        /// The file.
+        path: String,
+        /// Where and what.
+        #[source]
+        source: Box<toml::de::Error>,
+    },
+    /// An environment variable.
+    #[error(transparent)]
+    Environment(#[from] super::Error),
+    /// A worker's URL.
+    #[error("worker {id}: url {reason}; it has to be http(s)://host[:port], with or without /v1")]
+    Url {
+        /// The worker.
+        id: String,
+        /// What is wrong.
+        reason: BadUrl,
+    },
+    /// A worker's event socket.
+    #[error("worker {id}: {field}: {reason}")]
+    Socket {
+        /// The worker.
+        id: String,
+        /// `kv` or `replay`.
+        field: &'static str,
+        /// What is wrong.
+        reason: endpoint::Error,
+    },
+    /// Any other value.
+    #[error("{field}={value:?} is not {right}")]
+    Value {
+        /// The key, or the flag.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        right: &'static str,
+    },
+    /// A number out of its range.
+    #[error("{field}={value} is not from {} to {}", range.start(), range.end())]
+    Range {
+        /// The key.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+        /// What would be right.
+        range: RangeInclusive<u64>,
+    },
+    /// Nothing to serve.
+    #[error("no worker: name one with --worker ID=URL, or try --sim 2")]
+    NoWorker,
+    /// The listener can be reached from elsewhere.
+    #[error("{listen} is not loopback, so {} has to be set", names::ADMIN_KEY)]
+    Unguarded {
+        /// The address.
+        listen: SocketAddr,
+    },
+}
+
+/// One worker as written: in the file, or as `ID=URL[,kv=tcp://…,replay=tcp://…]`.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct RawWorker {
+    /// Its name.
+    pub id: String,
+    /// Where it is, with or without `/v1`.
+    pub url: String,
+    /// Its event socket, where `/kv_event_sources` cannot tell.
+    pub kv: Option<String>,
+    /// Its replay socket, likewise.
+    pub replay: Option<String>,
+}
+
+impl std::str::FromStr for RawWorker {
+    type Err = String;
+
+    fn from_str(written: &str) -> Result<Self, String> {
+        let mut parts = written.split(',');
+        let named = parts.next().and_then(|first| first.split_once('='));
+        let (id, url) = named.ok_or("it has to be ID=URL[,kv=tcp://HOST:PORT][,replay=…]")?;
+        let mut worker = Self { id: id.into(), url: url.into(), kv: None, replay: None };
+        for part in parts {
+            match part.split_once('=') {
+                Some(("kv", endpoint)) => worker.kv = Some(endpoint.into()),
+                Some(("replay", endpoint)) => worker.replay = Some(endpoint.into()),
+                _ => return Err(format!("`{part}` is neither kv=… nor replay=…")),
+            }
+        }
+        Ok(worker)
+    }
+}
+
+/// The file, and what the flags put on top of it.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Raw {
+    /// Where to listen.
+    pub listen: Option<String>,
+    /// The database.
+    pub db: Option<String>,
+    /// The workers.
+    pub worker: Vec<RawWorker>,
+    /// Pause between two looks at a worker, 50 to 60,000 ms.
+    pub probe_every_ms: Option<u64>,
+    /// Looks in a row without an answer before a worker is lost, 1 to 100.
+    pub probe_failures_max: Option<u64>,
+    /// How long requests may run without a token, 1,000 to 3,600,000 ms.
+    pub progress_patience_ms: Option<u64>,
+    /// How long a worker's door stays shut for its events to settle, 0 to 60,000 ms.
+    pub settle_within_ms: Option<u64>,
+    /// How long a request waits for a worker that serves, 0 to 600,000 ms.
+    pub hold_ms: Option<u64>,
+    /// How many requests may wait so, 0 to 100,000.
+    pub hold_max: Option<u64>,
+    /// First byte of an answer before its worker is looked at, 50 to 600,000 ms.
+    pub first_byte_ms: Option<u64>,
+    /// Largest request body, 1,024 to 1,073,741,824 bytes.
+    pub body_bytes_max: Option<u64>,
+    /// How long streams may go on after a stop was asked for, 0 to 3,600,000 ms.
+    pub drain_ms: Option<u64>,
+}
+
+/// One worker, checked.
+#[derive(Clone, Debug)]
+pub struct WorkerSpec {
+    /// Its name.
+    pub id: String,
+    /// Its URLs.
+    pub endpoints: Endpoints,
+    /// Its event socket, where it was named.
+    pub kv: Option<Endpoint>,
+    /// Its replay socket, likewise.
+    pub replay: Option<Endpoint>,
+}
+
+/// The settings.
+#[derive(Clone, Debug)]
+pub struct Serve {
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// The workers, in the order in which they were named.
+    pub workers: Vec<WorkerSpec>,
+    /// The database's URL.
+    pub db: String,
+    /// What an admin has to show; `None` only on loopback.
+    pub admin_key: Option<Secret>,
+    /// The workers' API key.
+    pub engine_key: Option<Secret>,
+    /// Pause between two looks at a worker.
+    pub probe_every: Duration,
+    /// Looks in a row without an answer before a worker is lost.
+    pub probe_failures_max: u32,
+    /// How long requests may run without a token before their worker is suspect.
+    pub progress_patience: Duration,
+    /// How long a worker's door stays shut for its events to settle.
+    pub settle_within: Duration,
+    /// How long a request waits for a worker that serves.
+    pub hold: Duration,
+    /// How many requests may wait so.
+    pub hold_max: usize,
+    /// First byte of an answer before its worker is looked at.
+    pub first_byte: Duration,
+    /// Largest request body, in bytes.
+    pub body_bytes_max: usize,
+    /// How long streams may go on after a stop was asked for.
+    pub drain: Duration,
+}
+
+impl Raw {
+    /// Reads the file at `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::File`], [`Error::Toml`].
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let shown = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| Error::File { path: shown.clone(), source })?;
+        toml::from_str(&text)
+            .map_err(|source| Error::Toml { path: shown, source: Box::new(source) })
+    }
+
+    /// Checks everything, with the environment between these values and the defaults. `embedded`
+    /// workers come from elsewhere, so that none has to be named.
+    ///
+    /// # Errors
+    ///
+    /// The first setting that cannot be used.
+    pub fn resolve(self, lookup: Lookup<'_>, embedded: usize) -> Result<Serve, Error> {
+        let listen = self.listen(lookup)?;
+        let admin_key = secret(lookup, names::ADMIN_KEY)?;
+        if admin_key.is_none() && !listen.ip().is_loopback() {
+            return Err(Error::Unguarded { listen });
+        }
+        let workers = self.workers(lookup, embedded)?;
+        let failures = number("probe_failures_max", self.probe_failures_max, 2, 1..=100)?;
+        let hold_max = number("hold_max", self.hold_max, 1_000, 0..=100_000)?;
+        let body = number("body_bytes_max", self.body_bytes_max, 32 << 20, 1_024..=1 << 30)?;
+        let patience = self.progress_patience_ms;
+        Ok(Serve {
+            listen,
+            workers,
+            db: self.db(lookup)?,
+            admin_key,
+            engine_key: secret(lookup, names::API_KEY)?,
+            probe_every: ms("probe_every_ms", self.probe_every_ms, 1_000, 50..=60_000)?,
+            probe_failures_max: u32::try_from(failures).unwrap_or(u32::MAX),
+            progress_patience: ms("progress_patience_ms", patience, 60_000, 1_000..=3_600_000)?,
+            settle_within: ms("settle_within_ms", self.settle_within_ms, 2_000, 0..=60_000)?,
+            hold: ms("hold_ms", self.hold_ms, 0, 0..=600_000)?,
+            hold_max: usize::try_from(hold_max).unwrap_or(usize::MAX),
+            first_byte: ms("first_byte_ms", self.first_byte_ms, 2_000, 50..=600_000)?,
+            body_bytes_max: usize::try_from(body).unwrap_or(usize::MAX),
+            drain: ms("drain_ms", self.drain_ms, 30_000, 0..=3_600_000)?,
+        })
+    }
+
+    fn listen(&self, lookup: Lookup<'_>) -> Result<SocketAddr, Error> {
+        const RIGHT: &str = "an address and a port, as 127.0.0.1:8080";
+        let written = match &self.listen {
+            Some(listen) => Some(listen.clone()),
+            None => text(lookup, names::LISTEN, RIGHT)?,
+        };
+        let written = written.unwrap_or_else(|| "127.0.0.1:8080".to_owned());
+        let bad = |_| Error::Value { field: "listen", value: written.clone(), right: RIGHT };
+        written.parse().map_err(bad)
+    }
+
+    fn db(&self, lookup: Lookup<'_>) -> Result<String, Error> {
+        match &self.db {
+            Some(db) => Ok(db.clone()),
+            None => match text(lookup, names::DB, "sqlite:PATH or postgres://…")? {
+                Some(db) => Ok(db),
+                None => default_db(lookup),
+            },
+        }
+    }
+
+    fn workers(&self, lookup: Lookup<'_>, embedded: usize) -> Result<Vec<WorkerSpec>, Error> {
+        if self.worker.is_empty() && embedded > 0 {
+            return Ok(Vec::new());
+        }
+        let checked: Result<Vec<_>, Error> = self.worker.iter().map(RawWorker::check).collect();
+        let mut workers = checked?;
+        if workers.is_empty() {
+            workers.extend(from_environment(lookup)?);
+        }
+        if workers.is_empty() {
+            return Err(Error::NoWorker);
+        }
+        let mut ids = BTreeSet::new();
+        for worker in &workers {
+            if !ids.insert(worker.id.as_str()) || workers.len() > WORKERS_MAX {
+                let right = "a name that no other of at most 1,024 workers has";
+                return Err(Error::Value { field: "worker", value: worker.id.clone(), right });
+            }
+        }
+        Ok(workers)
+    }
+}
+
+impl RawWorker {
+    fn check(&self) -> Result<WorkerSpec, Error> {
+        let id = self.id.clone();
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        if id.is_empty() || id.len() > super::WORKER_ID_BYTES_MAX || !id.bytes().all(plain) {
+            let right = super::WORKER_ID_RIGHT;
+            return Err(Error::Value { field: "worker", value: id, right });
+        }
+        let endpoints =
+            Endpoints::new(&self.url).map_err(|reason| Error::Url { id: id.clone(), reason })?;
+        let host = endpoints.origin().host().to_owned();
+        let socket = |field, written: &Option<String>| {
+            let parse = |value: &String| {
+                Endpoint::parse(value, &host).map_err(|reason| Error::Socket {
+                    id: id.clone(),
+                    field,
+                    reason,
+                })
+            };
+            written.as_ref().map(parse).transpose()
+        };
+        let (kv, replay) = (socket("kv", &self.kv)?, socket("replay", &self.replay)?);
+        Ok(WorkerSpec { id, endpoints, kv, replay })
+    }
+}
+
+/// The one worker of the `FAK_VLLM_*` variables, if they name one.
+fn from_environment(lookup: Lookup<'_>) -> Result<Option<WorkerSpec>, Error> {
+    if text(lookup, names::BASE_URL, super::BASE_URL_RIGHT)?.is_none() {
+        return Ok(None);
+    }
+    let Worker { id, endpoints, kv, .. } = Worker::from_environment(lookup)?;
+    Ok(Some(WorkerSpec { id, endpoints, kv: kv.events, replay: kv.replay }))
+}
+
+/// A file of the user's state, made by whoever opens it.
+fn default_db(lookup: Lookup<'_>) -> Result<String, Error> {
+    let state = lookup("XDG_STATE_HOME").filter(|v| !v.is_empty()).map(PathBuf::from);
+    let home = lookup("HOME").map(|home| PathBuf::from(home).join(".local/state"));
+    match state.or(home) {
+        Some(folder) => Ok(format!("sqlite:{}", folder.join("fak/fak.db").display())),
+        None => Err(super::Error::Missing { name: names::DB, right: "sqlite:PATH" }.into()),
+    }
+}
+
+fn ms(
+    field: &'static str,
+    value: Option<u64>,
+    default: u64,
+    range: RangeInclusive<u64>,
+) -> Result<Duration, Error> {
+    number(field, value, default, range).map(Duration::from_millis)
+}
+
+fn number(
+    field: &'static str,
+    value: Option<u64>,
+    default: u64,
+    range: RangeInclusive<u64>,
+) -> Result<u64, Error> {
+    let value = value.unwrap_or(default);
+    if range.contains(&value) { Ok(value) } else { Err(Error::Range { field, value, range }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsString;
+
+    fn resolve(file: &str, env: &[(&str, &str)]) -> Result<Serve, String> {
+        let raw: Raw = toml::from_str(file).map_err(|e| e.to_string())?;
+        let lookup = |name: &str| {
+            let all = [("HOME", "/home/op")];
+            env.iter().chain(&all).find(|(k, _)| *k == name).map(|(_, v)| OsString::from(v))
+        };
+        raw.resolve(&lookup, 0).map_err(|e| e.to_string())
+    }
+
+    const ONE: &str = "[[worker]]\nid = \"a\"\nurl = \"http://gpu:8000/v1\"\n";
+
+    #[test]
+    fn defaults_are_loopback_and_a_file_of_the_users() {
+        let serve = resolve(ONE, &[]).expect("it is enough");
+        assert!(serve.listen.ip().is_loopback());
+        assert_eq!(serve.db, "sqlite:/home/op/.local/state/fak/fak.db");
+        assert_eq!(serve.workers[0].id, "a");
+        assert_eq!(serve.probe_every, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_listener_that_others_reach_needs_an_admin_key() {
+        let open = format!("listen = \"0.0.0.0:80\"\n{ONE}");
+        let refused = resolve(&open, &[]).expect_err("unguarded");
+        assert!(refused.contains("FAK_ADMIN_KEY"), "{refused}");
+        assert!(resolve(&open, &[("FAK_ADMIN_KEY", "k3y")]).is_ok());
+    }
+
+    #[test]
+    fn a_setting_that_cannot_be_used_is_named_with_its_value() {
+        for (file, told) in [
+            ("", "--worker ID=URL"),
+            ("listen = \"here\"\n[[worker]]\nid=\"a\"\nurl=\"http://h\"", "here"),
+            ("probe_every_ms = 1\n[[worker]]\nid=\"a\"\nurl=\"http://h\"", "probe_every_ms=1"),
+            ("[[worker]]\nid=\"a b\"\nurl=\"http://h\"", "a b"),
+            ("[[worker]]\nid=\"a\"\nurl=\"ftp://h\"", "worker a"),
+            ("[[worker]]\nid=\"a\"\nurl=\"http://h\"\nkv=\"ipc://x\"", "kv"),
+            ("[[worker]]\nid=\"a\"\nurl=\"http://h\"\nport=3", "port"),
+            ("lsten = \"x\"", "lsten"),
+        ] {
+            let error = resolve(file, &[]).expect_err(file);
+            assert!(error.contains(told), "{file}: {error}");
+        }
+        let twice = format!("{ONE}{ONE}");
+        assert!(resolve(&twice, &[]).expect_err("twice").contains("\"a\""));
+    }
+
+    #[test]
+    fn one_worker_may_come_from_the_environment() {
+        let env = [(names::BASE_URL, "http://gpu-1:8000/v1"), (names::WORKER_ID, "g1")];
+        let serve = resolve("", &env).expect("it is enough");
+        assert_eq!(serve.workers[0].id, "g1");
+        let serve = resolve(ONE, &env).expect("the file goes first");
+        assert_eq!(serve.workers[0].id, "a");
+    }
+
+    #[test]
+    fn a_worker_is_written_in_one_word() {
+        let raw: RawWorker = "v0=http://h:1/v1,kv=tcp://*:5,replay=tcp://*:6".parse().expect("ok");
+        let spec = raw.check().expect("ok");
+        assert_eq!(spec.kv.expect("kv").to_string(), "tcp://h:5");
+        assert!("v0".parse::<RawWorker>().is_err());
+        assert!("v0=http://h,x=1".parse::<RawWorker>().is_err());
+    }
+}
