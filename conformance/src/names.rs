@@ -7,6 +7,15 @@ use rmpv::Value;
 
 use crate::prompt::{BLOCK_SIZE, Contents, Prompt};
 
+/// An event written down.
+#[derive(Debug)]
+pub struct Line {
+    /// The line.
+    pub text: String,
+    /// It stores blocks that decoding filled, and no other.
+    pub is_generated: bool,
+}
+
 /// Writes events down with names in place of hashes and counts in place of tokens.
 #[derive(Debug, Default)]
 pub struct Names {
@@ -28,8 +37,10 @@ impl Names {
     }
 
     /// One line for one event: what happened, then every field in the order of the wire.
-    pub fn line(&mut self, event: &Value) -> String {
-        let Value::Map(fields) = event else { return format!("not a map: {event}") };
+    pub fn line(&mut self, event: &Value) -> Line {
+        let Value::Map(fields) = event else {
+            return Line { text: format!("not a map: {event}"), is_generated: false };
+        };
         let get = |key: &str| {
             let found = fields.iter().find(|(name, _)| name.as_str() == Some(key));
             found.map_or(&Value::Nil, |(_, value)| value)
@@ -42,15 +53,18 @@ impl Names {
             .iter()
             .filter_map(Value::as_u64)
             .collect();
+        let mut is_generated = false;
         let blocks = if tokens.is_empty() {
             let names: Vec<_> = hashes.iter().map(|hash| self.name(hash)).collect();
             names.join(" ")
         } else {
             let labels = self.learn_chain(&parent, hashes, &tokens);
+            is_generated = labels.iter().all(|label| label.contains('g'));
             format!("{parent} > {}", labels.join(" "))
         };
         let fields: Vec<_> = fields.iter().map(|(key, value)| self.field(key, value)).collect();
-        format!("{} {blocks} | {}", get("medium").as_str().unwrap_or("-"), fields.join(" "))
+        let medium = get("medium").as_str().unwrap_or("-");
+        Line { text: format!("{medium} {blocks} | {}", fields.join(" ")), is_generated }
     }
 
     /// The name of a parent; a root is named by the salt and other keys of its first block.

@@ -169,15 +169,19 @@ impl<T: Target> Run<'_, T> {
     async fn events(&mut self, how: &Events) -> anyhow::Result<()> {
         let batches = self.session.events().await?;
         let mut lines = Vec::new();
-        for (index, batch) in batches.iter().enumerate() {
+        let mut number = 0;
+        for batch in batches {
             ensure!(batch.topic == "kv@tiny", "topic {:?}", batch.topic);
             let named: Vec<_> =
                 batch.events()?.iter().map(|event| self.names.line(event)).collect();
+            let kept = named.into_iter().filter(|l| how.ungenerated.is_none() || !l.is_generated);
+            let kept: Vec<_> = kept.map(|line| line.text).collect();
+            number += usize::from(!kept.is_empty());
             let prefix = match how {
-                Events { unordered: None, unbatched: None } => format!("batch {}: ", index + 1),
+                Events { unordered: None, unbatched: None, .. } => format!("batch {number}: "),
                 _ => String::new(),
             };
-            lines.extend(stores_of_a_tier_sorted(named).iter().map(|line| prefix.clone() + line));
+            lines.extend(stores_of_a_tier_sorted(kept).iter().map(|line| prefix.clone() + line));
         }
         if how.unordered.is_some() {
             lines.sort();

@@ -179,6 +179,8 @@ pub struct Events {
     pub unordered: Option<String>,
     /// Why batch boundaries cannot be compared. They are then left out.
     pub unbatched: Option<String>,
+    /// Why the blocks that decoding filled cannot be compared. Their stores are then left out.
+    pub ungenerated: Option<String>,
 }
 
 /// How metrics are written down.
