@@ -101,6 +101,15 @@ impl Held {
     }
 }
 
+/// Which blocks count.
+#[derive(Clone, Copy)]
+struct Counted {
+    /// Those that are there at least so.
+    least: Presence,
+    /// Those that are there since a change no later than this.
+    born_by: u64,
+}
+
 /// Blocks of a prompt that vLLM can take from a cache: whole ones before its last token, which it
 /// always computes.
 pub(crate) fn usable_blocks(tokens: usize, block_size: u32) -> usize {
@@ -124,15 +133,18 @@ impl Rank {
         }
     }
 
-    /// What the rank holds of a prompt whose usable blocks have `keys`.
-    pub(crate) fn held(&self, keys: &[Key], block_size: u32) -> Held {
+    /// What the rank holds of a prompt whose usable blocks have `keys`, since a change no later than
+    /// `born_by`.
+    pub(crate) fn held(&self, keys: &[Key], block_size: u32, born_by: u64) -> Held {
         if keys.is_empty() {
             return Held::nothing(HeldReason::BelowBlockSize, block_size);
         }
-        let gpu = self.run(Tier::Gpu, keys, 0, block_size, Presence::Whole);
+        let whole = Counted { least: Presence::Whole, born_by };
+        let gpu = self.run(Tier::Gpu, keys, 0, block_size, whole);
         let mut held = Held::nothing(HeldReason::Miss, block_size);
         held.blocks.gpu = saturate(gpu);
-        if let Some((proven, estimated, tier)) = self.connector_run(keys, gpu, block_size) {
+        if let Some((proven, estimated, tier)) = self.connector_run(keys, gpu, block_size, born_by)
+        {
             *held.blocks.get_mut(tier) = saturate(proven);
             held.estimated = saturate(estimated);
         }
@@ -152,10 +164,12 @@ impl Rank {
         keys: &[Key],
         gpu: usize,
         block_size: u32,
+        born_by: u64,
     ) -> Option<(usize, usize, Tier)> {
         let run = |tier| {
-            let any = self.run(tier, keys, gpu, block_size, Presence::Chunked);
-            let whole = self.run(tier, keys, gpu, block_size, Presence::Whole);
+            let counted = |least| Counted { least, born_by };
+            let any = self.run(tier, keys, gpu, block_size, counted(Presence::Chunked));
+            let whole = self.run(tier, keys, gpu, block_size, counted(Presence::Whole));
             (any > gpu).then_some((whole - gpu, any - whole, tier))
         };
         [Tier::Cpu, Tier::Disk, Tier::Remote].into_iter().filter_map(run).min()
@@ -169,9 +183,11 @@ impl Rank {
         keys: &[Key],
         start: usize,
         block_size: u32,
-        least: Presence,
+        counted: Counted,
     ) -> usize {
-        let holds = |group: u32, key: &Key| self.presence(tier, group, *key) >= Some(least);
+        let holds = |group: u32, key: &Key| {
+            self.presence(tier, group, *key, counted.born_by) >= Some(counted.least)
+        };
         let mut groups: Vec<_> = self
             .layout
             .announced()

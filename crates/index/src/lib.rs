@@ -39,6 +39,10 @@ use retired::{Piece, Retired};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RankId(u64);
 
+/// A moment in the history of a rank's beliefs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mark(u64);
+
 /// What an operator declares of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankOptions {
@@ -239,8 +243,37 @@ impl Index {
     pub fn held(&self, id: RankId, prompt: &Prompt<'_>) -> Held {
         match self.rank(id) {
             None => Held::nothing(HeldReason::NoRank, 0),
-            Some(rank) => self.held_by(&read(&rank), prompt, &mut Vec::new()),
+            Some(rank) => self.held_by(&read(&rank), prompt, &mut Vec::new(), u64::MAX),
         }
+    }
+
+    /// What the rank holds of a prompt, and the moment of that.
+    #[must_use]
+    pub fn held_and_mark(&self, id: RankId, prompt: &Prompt<'_>) -> (Held, Mark) {
+        match self.rank(id) {
+            None => (Held::nothing(HeldReason::NoRank, 0), Mark(0)),
+            Some(rank) => {
+                let rank = read(&rank);
+                let held = self.held_by(&rank, prompt, &mut Vec::new(), u64::MAX);
+                (held, Mark(rank.changes()))
+            }
+        }
+    }
+
+    /// Tokens of a prompt that the rank holds without a break since `mark`. A block that was taken
+    /// away and stored anew since counts for nothing: if this is less than what was held at `mark`,
+    /// an event took some of it.
+    #[must_use]
+    pub fn held_since(&self, id: RankId, prompt: &Prompt<'_>, mark: Mark) -> u32 {
+        let Some(rank) = self.rank(id) else { return 0 };
+        let held = self.held_by(&read(&rank), prompt, &mut Vec::new(), mark.0);
+        held.blocks_total().saturating_mul(held.block_size)
+    }
+
+    /// Whether the rank holds any block.
+    #[must_use]
+    pub fn has_blocks(&self, id: RankId) -> bool {
+        self.rank(id).is_some_and(|rank| read(&rank).has_blocks())
     }
 
     /// What every rank holds of a prompt, by rank.
@@ -250,13 +283,19 @@ impl Index {
         let ranks: Vec<_> = ranks.iter().map(|(id, rank)| (*id, Arc::clone(rank))).collect();
         let mut chains = Vec::new();
         let held = |(id, rank): (RankId, Arc<RwLock<Rank>>)| {
-            (id, self.held_by(&read(&rank), prompt, &mut chains))
+            (id, self.held_by(&read(&rank), prompt, &mut chains, u64::MAX))
         };
         ranks.into_iter().map(held).collect()
     }
 
     /// `chains` keeps the prompt's keys by block size, so that ranks of one size share the work.
-    fn held_by(&self, rank: &Rank, prompt: &Prompt<'_>, chains: &mut Vec<(u32, Vec<Key>)>) -> Held {
+    fn held_by(
+        &self,
+        rank: &Rank,
+        prompt: &Prompt<'_>,
+        chains: &mut Vec<(u32, Vec<Key>)>,
+        born_by: u64,
+    ) -> Held {
         let block_size = match rank.readable() {
             Ok(block_size) => block_size,
             Err(held) => return held,
@@ -266,7 +305,7 @@ impl Index {
             chains.push((block_size, self.usable_chain(prompt, block_size)));
             chains.len() - 1
         });
-        rank.held(&chains[at].1, block_size)
+        rank.held(&chains[at].1, block_size, born_by)
     }
 
     fn usable_chain(&self, prompt: &Prompt<'_>, block_size: u32) -> Vec<Key> {

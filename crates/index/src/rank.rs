@@ -25,6 +25,8 @@ pub(crate) struct Rank {
     pub(crate) identities: Identities,
     slots: [Slot; 4],
     totals: Applied,
+    /// Stores taken in, so that a block tells since when it is there.
+    changes: u64,
 }
 
 impl Rank {
@@ -38,7 +40,13 @@ impl Rank {
             identities: Identities::default(),
             slots: <[Slot; 4]>::default(),
             totals: Applied::default(),
+            changes: 0,
         }
+    }
+
+    /// Stores taken in so far.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
     }
 
     pub(crate) fn store(
@@ -48,6 +56,7 @@ impl Rank {
         digested: &Digested,
         gain: TierSet,
     ) -> Applied {
+        self.changes += 1;
         let mut applied = Applied::default();
         let blocks = u64::try_from(digested.hashes.len()).unwrap_or(u64::MAX);
         if digested.is_malformed {
@@ -115,7 +124,8 @@ impl Rank {
                 None if self.identities.is_poisoned(hash) => applied.conflicts += 1,
                 None | Some(Taught::Known | Taught::Parked) if gain.has(store.tier) => {
                     let is_pending = !self.identities.is_known(hash);
-                    let at = Placement { group: store.group, hash, is_pending, unit };
+                    let born = self.changes;
+                    let at = Placement { group: store.group, hash, is_pending, unit, born };
                     self.put(store.tier, &at, applied);
                 }
                 None | Some(Taught::Known | Taught::Parked) => applied.fenced += 1,
@@ -205,7 +215,8 @@ impl Rank {
             return Belief::Unknown;
         }
         let slot = self.slot(tier);
-        let presence = self.layout.ids().filter_map(|group| self.presence(tier, group, key)).max();
+        let presence =
+            self.layout.ids().filter_map(|group| self.presence(tier, group, key, u64::MAX)).max();
         let is_known = self.identities.hashes(key).next().is_some();
         match presence {
             Some(Presence::Whole) => Belief::Proven,
@@ -216,10 +227,18 @@ impl Rank {
         }
     }
 
-    /// How a block is there, in one group; the best of its hashes.
-    pub(crate) fn presence(&self, tier: Tier, group: u32, key: Key) -> Option<Presence> {
+    /// How a block is there since a change no later than `born_by`, in one group; the best of its
+    /// hashes.
+    pub(crate) fn presence(
+        &self,
+        tier: Tier,
+        group: u32,
+        key: Key,
+        born_by: u64,
+    ) -> Option<Presence> {
         let (slot, size) = (self.slot(tier), self.layout.block_size());
-        self.identities.hashes(key).filter_map(|hash| slot.presence(group, hash, size)).max()
+        let presence = |hash| slot.presence(group, hash, size, born_by);
+        self.identities.hashes(key).filter_map(presence).max()
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -236,6 +255,11 @@ impl Rank {
             *stats.pending.get_mut(*tier) = self.slot(*tier).pending();
         }
         stats
+    }
+
+    /// Whether any tier holds a block.
+    pub(crate) fn has_blocks(&self) -> bool {
+        self.slots.iter().any(|slot| slot.blocks() > 0)
     }
 
     /// Entries in all tables.

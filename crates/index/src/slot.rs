@@ -25,6 +25,8 @@ struct Copies {
     count: u32,
     is_pending: bool,
     unit: Unit,
+    /// The rank's change that put it down, when it was not there.
+    born: u64,
 }
 
 /// Which piece of cache an announcement speaks of.
@@ -44,6 +46,8 @@ pub(crate) struct Placement {
     pub(crate) hash: HashKey,
     pub(crate) is_pending: bool,
     pub(crate) unit: Unit,
+    /// The rank's change that puts it down.
+    pub(crate) born: u64,
 }
 
 /// What putting a block down did.
@@ -94,7 +98,8 @@ impl Slot {
             self.floor = Belief::Unknown;
             return Placed::Refused;
         }
-        let copies = Copies { count: 1, is_pending: at.is_pending, unit: at.unit };
+        let Placement { is_pending, unit, born, .. } = *at;
+        let copies = Copies { count: 1, is_pending, unit, born };
         self.table.insert((at.group, at.hash), copies);
         self.pending += usize::from(at.is_pending);
         Placed::New
@@ -129,14 +134,15 @@ impl Slot {
         }
     }
 
-    /// How a block is there, given the rank's block size.
+    /// How a block is there since a change no later than `born_by`, given the rank's block size.
     pub(crate) fn presence(
         &self,
         group: u32,
         hash: HashKey,
         block_size: Option<u32>,
+        born_by: u64,
     ) -> Option<Presence> {
-        let copies = self.table.get(&(group, hash))?;
+        let copies = self.table.get(&(group, hash)).filter(|copies| copies.born <= born_by)?;
         Some(match copies.unit {
             Unit::Block => Presence::Whole,
             Unit::Tokens(tokens) if Some(tokens) == block_size => Presence::Whole,

@@ -488,3 +488,25 @@ fn a_group_that_does_not_say_which_blocks_it_stored_is_waited_for_in_vain() {
     assert_eq!(bench.store(&sparse).malformed, 1);
     assert_eq!(bench.held(3), (0, 0));
 }
+
+// 71
+#[test]
+fn a_block_that_was_taken_and_stored_anew_is_not_held_without_a_break() {
+    let bench = Bench::new();
+    bench.store(&blocks(0..3));
+    let tokens = prompt_tokens(3);
+    let (held, mark) = bench.index.held_and_mark(bench.rank, &plain(&tokens));
+    let since = || bench.index.held_since(bench.rank, &plain(&tokens), mark);
+    assert_eq!((held.blocks.gpu, since()), (3, 3 * SIZE));
+    // A further copy that comes and goes breaks nothing, nor does another block.
+    bench.store(&block(1));
+    bench.store(&block(7));
+    bench.remove(&[2], Tier::Gpu, 0);
+    assert_eq!(since(), 3 * SIZE);
+    bench.remove(&[2], Tier::Gpu, 0);
+    bench.store(&blocks(1..2));
+    assert_eq!((bench.held(3), since()), ((3, 0), SIZE));
+    bench.index.demote(bench.rank, TierSet::GPU, Belief::Gone);
+    bench.store(&blocks(0..3));
+    assert_eq!((bench.held(3), since()), ((3, 0), 0));
+}

@@ -118,7 +118,7 @@ impl Random {
 
     fn candidate(&mut self) -> Candidate {
         Candidate {
-            is_serving: self.next() % 3 > 0,
+            is_serving: !self.next().is_multiple_of(3),
             is_bound: self.next().is_multiple_of(5),
             load: self.number(),
             proven: PerTier { gpu: self.number(), cpu: self.number(), ..PerTier::default() },
