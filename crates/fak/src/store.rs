@@ -26,7 +26,7 @@ pub use session::{Run, SESSIONS_MAX, Session};
 use database::{Database, Kind};
 
 /// What a PostgreSQL server may take for one operation, waiting for others' writes included. SQLite
-/// waits by its own busy timeout, without a timer of the runtime's, which a test may have paused.
+/// has its own busy timeout, and no peer that could keep silent.
 const SERVER_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Why something was not stored or read, by what can be done about it.
@@ -91,7 +91,8 @@ pub struct Store {
 
 impl Store {
     /// Opens `sqlite:PATH`, `sqlite::memory:` or `postgres://…`, and creates or migrates what is
-    /// there. Several processes may do so at once.
+    /// there. Several processes may do so at once. Not for a runtime whose clock is paused: the
+    /// pools' timers go off while the database works.
     ///
     /// # Errors
     /// [`Error::BadUrl`], [`Error::Newer`], [`Error::Unavailable`], [`Error::Slow`]. None shows the
@@ -186,7 +187,8 @@ impl Store {
         self.newest.subscribe()
     }
 
-    /// Writes these sessions in place of what is stored under their ids: all, or none.
+    /// Writes these sessions in place of what is stored under their ids: all, or none. No intent is
+    /// written meanwhile, so give it some hundreds at once, not all there are.
     ///
     /// # Errors
     /// [`Error::BadValue`], [`Error::Unavailable`], [`Error::Slow`].
@@ -276,5 +278,22 @@ async fn within<T>(kind: Kind, work: impl Future<Output = Result<T, Error>>) -> 
         Kind::Postgres => {
             tokio::time::timeout(SERVER_TIME_MAX, work).await.map_err(|_| Error::Slow)?
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_newest_change_never_goes_back() {
+        let store = Store::open("sqlite::memory:").await.expect("memory");
+        let mut newest = store.newest();
+        store.tell(5);
+        assert!(newest.has_changed().expect("the store lives"));
+        assert_eq!(*newest.borrow_and_update(), 5);
+        store.tell(3);
+        assert!(!newest.has_changed().expect("the store lives"));
+        assert_eq!(*newest.borrow(), 5);
     }
 }

@@ -89,11 +89,18 @@ impl Database {
     /// Begins a write. Nobody else writes the ledger until it ends, so what it reads there stays
     /// so, and numbers that it takes are seen in their order.
     pub(super) async fn write(&self) -> Result<Transaction<'static, Any>, sqlx::Error> {
+        self.begin(POSTGRES_WRITE).await
+    }
+
+    async fn begin(
+        &self,
+        postgres_lock: &'static str,
+    ) -> Result<Transaction<'static, Any>, sqlx::Error> {
         match self.kind {
             Kind::Sqlite => self.writer.begin_with("BEGIN IMMEDIATE").await,
             Kind::Postgres => {
                 let mut write = self.writer.begin().await?;
-                sqlx::query(POSTGRES_WRITE).bind(LOCK_SPACE).execute(&mut *write).await?;
+                sqlx::query(postgres_lock).bind(LOCK_SPACE).execute(&mut *write).await?;
                 Ok(write)
             }
         }
@@ -109,14 +116,7 @@ impl Database {
 
     /// Brings the schema to the newest version, in one transaction.
     pub(super) async fn migrate(&self, at: &str) -> Result<(), Error> {
-        let mut write = match self.kind {
-            Kind::Sqlite => self.writer.begin_with("BEGIN IMMEDIATE").await?,
-            Kind::Postgres => {
-                let mut write = self.writer.begin().await?;
-                sqlx::query(POSTGRES_MIGRATE).bind(LOCK_SPACE).execute(&mut *write).await?;
-                write
-            }
-        };
+        let mut write = self.begin(POSTGRES_MIGRATE).await?;
         sqlx::raw_sql(MIGRATIONS_TABLE).execute(&mut *write).await?;
         let found: i64 = sqlx::query(MIGRATIONS_FOUND).fetch_one(&mut *write).await?.try_get(0)?;
         for (version, migration) in (1_i64..).zip(MIGRATIONS) {

@@ -86,7 +86,7 @@ const GET: &str = "SELECT * FROM sessions WHERE id = $1";
 const LIST: &str = "SELECT * FROM sessions ORDER BY last_seen_at DESC, id DESC LIMIT $1";
 const DELETE: &str = "DELETE FROM sessions WHERE id = $1";
 
-/// Writes all, or none.
+/// Writes all, or none. The ledger's lock keeps two processes from waiting for each other's rows.
 pub(super) async fn put(database: &Database, sessions: &[Session]) -> Result<(), Error> {
     let mut write = database.write().await?;
     for session in sessions {

@@ -17,6 +17,7 @@ on_both!(
     rows_are_found_by_each_filter,
     an_answer_has_a_bounded_number_of_rows,
     changes_come_in_the_order_of_writing,
+    a_row_that_waits_is_told_before_rows_that_were_completed_later,
     rows_tell_when_they_were_written,
 );
 
@@ -227,6 +228,23 @@ async fn changes_come_in_the_order_of_writing(place: &Place) {
     assert_eq!(changes(4, 9).await, [(5, 1, true)]);
     assert_eq!(changes(u64::MAX, 9).await, []);
     assert_eq!(*store.newest().borrow(), 5);
+}
+
+async fn a_row_that_waits_is_told_before_rows_that_were_completed_later(place: &Place) {
+    let store = place.open().await;
+    let seqs = [
+        store.intent(intent("a")).await.expect("change 1"),
+        store.intent(intent("b")).await.expect("change 2"),
+        store.intent(intent("c")).await.expect("change 3"),
+    ];
+    store.outcome(seqs[0], outcome()).await.expect("change 4");
+    store.outcome(seqs[2], outcome()).await.expect("change 5");
+    let (mut after, mut told) = (0, Vec::new());
+    while let Some(change) = store.changes(after, 1).await.expect("read").pop() {
+        after = change.number;
+        told.push((change.number, change.row.worker));
+    }
+    assert_eq!(told, [(2, "b".to_owned()), (4, "a".to_owned()), (5, "c".to_owned())]);
 }
 
 async fn rows_tell_when_they_were_written(place: &Place) {

@@ -7,6 +7,7 @@ use super::{Place, file, intent, on_both, outcome};
 on_both!(
     the_ledger_refuses_to_be_changed,
     opening_again_changes_nothing,
+    what_is_written_is_synced_to_disk,
     a_schema_from_a_newer_fak_is_refused,
 );
 
@@ -62,6 +63,30 @@ async fn a_schema_from_a_newer_fak_is_refused(place: &Place) {
     place.raw_run(later).await.expect("written");
     let refused = Store::open(&place.url).await;
     assert!(matches!(refused, Err(Error::Newer { found: 1000, .. })), "{refused:?}");
+}
+
+async fn what_is_written_is_synced_to_disk(place: &Place) {
+    let store = place.open().await;
+    store.close().await;
+    // What holds for the writer's connection is seen by what runs on it.
+    let spy = if place.is_sqlite {
+        "CREATE TABLE seen (level TEXT);
+        CREATE TRIGGER spy AFTER INSERT ON witness_intents
+        BEGIN INSERT INTO seen SELECT synchronous FROM pragma_synchronous; END"
+    } else {
+        "CREATE TABLE seen (level TEXT);
+        CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$;
+        CREATE TRIGGER spy AFTER INSERT ON witness_intents FOR EACH ROW EXECUTE FUNCTION spy()"
+    };
+    place.raw_run(spy).await.expect("made");
+    let lazy = if place.is_sqlite { "" } else { "%20-csynchronous_commit%3Doff" };
+    let store = Store::open(&format!("{}{lazy}", place.url)).await.expect("open");
+    store.intent(intent("a")).await.expect("written");
+    let full = if place.is_sqlite { "2" } else { "on" };
+    let mut raw = place.raw().await;
+    let seen = sqlx::query_scalar::<_, String>("SELECT level FROM seen").fetch_all(&mut raw).await;
+    assert_eq!(seen.expect("read"), [full]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
