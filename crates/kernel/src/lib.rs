@@ -1,7 +1,8 @@
 //! What is true about the engines' KV caches, and what to do about it.
 //!
-//! Pure: no I/O, no clock, no log, no randomness, no dependency. The shell feeds facts in and carries out the
-//! effects that come back. Invariant of the whole crate: `unknown` never becomes `preserved` without evidence.
+//! Pure: no I/O, no clock, no log, no randomness, no dependency. The shell feeds facts in and
+//! carries out the effects that come back. Invariant of the whole crate: `unknown` never becomes
+//! `preserved` without evidence.
 #![no_std]
 
 extern crate alloc;

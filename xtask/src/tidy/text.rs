@@ -19,6 +19,7 @@ const SQL: &[&str] = &[
 
 /// The only folder that may hold SQL.
 const STORE: &str = "crates/fak/src/store";
+const STORE_TESTS: &str = "crates/fak/tests/it/store";
 
 /// Checks every source.
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {
@@ -99,10 +100,11 @@ fn is_ignore(token: Option<&TokenTree>) -> bool {
     matches!(group.stream().into_iter().next(), Some(TokenTree::Ident(i)) if i == "ignore")
 }
 
-/// Whether a literal of the product, outside the store, starts as a statement does.
+/// Whether a literal of the product, outside the store and its tests, starts as a statement does.
 fn holds_sql(source: &Source, literal: &str) -> bool {
     let text = literal.trim_start_matches(['r', 'b', 'c', '#', '"']).trim_start();
     source.path.starts_with("crates/")
+        && !source.path.starts_with(STORE_TESTS)
         && source.below(STORE).is_none()
         && SQL.iter().any(|verb| text.starts_with(verb))
 }
