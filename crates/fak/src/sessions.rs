@@ -144,6 +144,14 @@ impl Sessions {
         loads
     }
 
+    /// How many are active, and how many dormant.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        let all = self.all();
+        let dormant = all.iter().filter(|session| session.is_dormant()).count();
+        (all.len() - dormant, dormant)
+    }
+
     /// Sessions other than `except` that `worker` serves now, by name.
     #[must_use]
     pub fn active_on(&self, worker: &str, except: &str) -> Vec<Arc<str>> {

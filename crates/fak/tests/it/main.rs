@@ -1,5 +1,6 @@
 //! Every integration test of the product, in one binary.
 
+mod admin;
 mod engine;
 mod events;
 mod run;

@@ -1,0 +1,95 @@
+//! Errors of the control API: one JSON shape.
+//!
+//! Invariant: `{"error":{"message","code","param"}}`, with a closed code, and beside it what helps
+//! to go on: the witness row, or the sessions in the way.
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::lifecycle;
+use crate::store;
+
+/// What went wrong.
+#[derive(Debug)]
+pub(super) struct Error {
+    status: StatusCode,
+    code: &'static str,
+    message: String,
+    param: Option<String>,
+    beside: Map<String, Value>,
+}
+
+impl Error {
+    pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        let (message, param, beside) = (message.into(), None, Map::new());
+        Self { status, code, message, param, beside }
+    }
+
+    /// A request that cannot be read, and the part of it that is at fault.
+    pub(super) fn bad(
+        code: &'static str,
+        param: impl Into<String>,
+        message: impl Into<String>,
+    ) -> Self {
+        Self { param: Some(param.into()), ..Self::new(StatusCode::BAD_REQUEST, code, message) }
+    }
+
+    pub(super) fn unknown(code: &'static str, what: &str, id: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, code, format!("no {what} is called `{id}`"))
+    }
+
+    /// The same, with `value` beside it in the body.
+    pub(super) fn with(mut self, name: &str, value: impl Serialize) -> Self {
+        // What is shown is of this crate's own types, none of which fails to serialise.
+        let value = serde_json::to_value(value).unwrap_or(Value::Null);
+        self.beside.insert(name.to_owned(), value);
+        self
+    }
+
+    pub(super) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    #[cfg(test)]
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        let Self { status, code, message, param, beside } = self;
+        let mut body = Map::new();
+        let error = json!({ "message": message, "code": code, "param": param });
+        body.insert("error".to_owned(), error);
+        body.extend(beside);
+        (status, Json(body)).into_response()
+    }
+}
+
+impl From<store::Error> for Error {
+    fn from(error: store::Error) -> Self {
+        tracing::error!(%error, "the store failed a request");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_failed", error.to_string())
+    }
+}
+
+impl From<lifecycle::Error> for Error {
+    fn from(error: lifecycle::Error) -> Self {
+        match error {
+            lifecycle::Error::UnknownWorker(id) => Self::unknown("unknown_worker", "worker", &id),
+            lifecycle::Error::Store(error) => error.into(),
+            lifecycle::Error::Stopped => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "fak is stopping")
+            }
+        }
+    }
+}
+
+pub(super) async fn method_not_allowed() -> Error {
+    let message = "the path takes another method";
+    Error::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}

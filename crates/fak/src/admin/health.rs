@@ -1,0 +1,66 @@
+//! Is fak alive, and can it serve?
+//!
+//! Invariant: alive says nothing of the workers; ready says that every model that is known has a
+//! worker that serves it.
+
+use std::collections::BTreeMap;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use http::StatusCode;
+use serde_json::json;
+
+use super::AdminState;
+use crate::fleet::{Snapshot, View};
+
+pub(super) async fn alive() -> Json<serde_json::Value> {
+    Json(json!({ "status": "alive" }))
+}
+
+pub(super) async fn ready(State(state): State<AdminState>) -> Response {
+    let fleet = state.fleet.snapshot();
+    let serving = serving(&fleet);
+    let reasons = reasons(&fleet, &serving);
+    let is_ready = reasons.is_empty() && !state.stop.is_requested();
+    let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let body = json!({ "ready": is_ready, "models": serving, "reasons": reasons });
+    (status, Json(body)).into_response()
+}
+
+/// Each model, and how many workers serve it now.
+fn serving(fleet: &Snapshot) -> BTreeMap<&str, usize> {
+    let mut serving = BTreeMap::new();
+    for view in &fleet.workers {
+        for model in view.state.models.iter() {
+            *serving.entry(&**model).or_default() += usize::from(view.state.is_serving());
+        }
+    }
+    serving
+}
+
+fn reasons(fleet: &Snapshot, serving: &BTreeMap<&str, usize>) -> Vec<String> {
+    if serving.is_empty() {
+        let nobody = ["no worker is configured".to_owned()];
+        let workers = fleet.workers.iter().map(|view| format!("no model is known: {}", say(view)));
+        return if fleet.workers.is_empty() { nobody.into() } else { workers.collect() };
+    }
+    let unserved = serving.iter().filter(|(_, count)| **count == 0);
+    unserved
+        .map(|(model, _)| {
+            let has_it = fleet.workers.iter().filter(|view| view.state.has_model(model));
+            let workers: Vec<_> = has_it.map(say).collect();
+            format!("no worker serves {model}: {}", workers.join(", "))
+        })
+        .collect()
+}
+
+fn say(view: &View) -> String {
+    let state = &view.state;
+    let why = match (state.is_reachable, state.is_progressing) {
+        (false, _) => "unreachable",
+        (true, false) => "stuck",
+        (true, true) => state.phase().as_str(),
+    };
+    format!("{} is {why}", view.worker.id)
+}

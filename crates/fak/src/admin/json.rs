@@ -1,0 +1,108 @@
+//! The JSON of the control API, as its clients read it.
+//!
+//! Invariant: fields may be added; none is renamed, and none changes its meaning.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::store::Row;
+
+/// A worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Worker {
+    /// Its configured name.
+    pub id: String,
+    /// Where it is.
+    pub url: String,
+    /// The models that it serves; the last ones told while it does not answer.
+    pub models: Vec<String>,
+    /// What it is doing: `serving`, `paused`, `sleeping`, `waking` or `error`.
+    pub phase: String,
+    /// Whether requests are sent to it.
+    pub serving: bool,
+    /// How far its beliefs can be relied on: `exact`, `degraded` or `load-only`.
+    pub state: String,
+    /// The tiers that it has, each with `blocks`: how many are proven there; null where no rank of
+    /// it publishes events.
+    pub tiers: Map<String, Value>,
+    /// Sessions that it serves.
+    pub sessions: u64,
+    /// Requests inside.
+    pub in_flight: u64,
+    /// The weight version, where it is known.
+    pub weight_version: Option<String>,
+    /// The last row on it.
+    pub last_witness: Option<u64>,
+    /// Whether the last probe got an answer.
+    pub reachable: bool,
+    /// False where requests run and no token came for too long.
+    pub progressing: bool,
+    /// This life of its process.
+    pub incarnation: Option<String>,
+    /// The engine's version.
+    pub version: Option<String>,
+    /// Sessions that are bound to it, the dormant ones included.
+    pub sessions_bound: u64,
+    /// Prompt tokens that fak claimed to be cached, of those sessions.
+    pub claimed_tokens: u64,
+    /// Prompt tokens that engines took from their caches for them.
+    pub cached_tokens: u64,
+}
+
+/// A session.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Session {
+    /// Its name.
+    pub id: String,
+    /// The worker that served it last.
+    pub worker: Option<String>,
+    /// `active`, or `dormant` after a pause or a sleep.
+    pub run: String,
+    /// What its worker is doing; null where it has none that is known.
+    pub phase: Option<String>,
+    /// Whether its worker is sent requests.
+    pub serving: bool,
+    /// Prompt tokens that fak claimed to be cached.
+    pub claimed_tokens: u64,
+    /// Prompt tokens that engines took from their caches.
+    pub cached_tokens: u64,
+    /// The last row on it: through it, or on its worker.
+    pub last_witness: Option<u64>,
+    /// What put it to rest, where it is dormant: `pause` or `sleep`.
+    pub reason: Option<String>,
+    /// The row of that action.
+    pub dormant_since: Option<u64>,
+    /// Whether hits on its worker's gpu tier may be called warm: something of its own was proven
+    /// after the last verdict.
+    pub warm: bool,
+    /// Whether it has a salt of its own, after a quarantine.
+    pub isolated: bool,
+    /// When it was first seen, in Unix milliseconds.
+    pub created_at: i64,
+    /// When it was last seen, in Unix milliseconds.
+    pub last_seen_at: i64,
+}
+
+/// A refusal or a failure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Failure {
+    /// What went wrong.
+    pub error: FailureText,
+    /// The row of the action, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub row: Option<Row>,
+    /// Other sessions that are active on the worker, where they are in the way.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sessions: Vec<String>,
+}
+
+/// What went wrong, in words.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FailureText {
+    /// For people.
+    pub message: String,
+    /// For programs: a closed word.
+    pub code: String,
+    /// The part of the request that is at fault.
+    pub param: Option<String>,
+}

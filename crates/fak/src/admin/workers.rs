@@ -1,0 +1,146 @@
+//! Workers: what they are doing, and actions on them.
+//!
+//! Invariant: 200 means that what was asked was done and seen; what was refused and what failed are
+//! told apart, and both carry their row.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{Path, RawQuery, State};
+use fak_kernel::rank::Trust;
+use fak_kernel::{Evidence, Tier};
+use http::StatusCode;
+use serde_json::{Map, Value, json};
+
+use super::error::Error;
+use super::options::{self, Verb};
+use super::{AdminState, json};
+use crate::engine::Data;
+use crate::fleet::{self, View};
+use crate::sessions::Load;
+use crate::store::Row;
+
+pub(super) async fn list(State(state): State<AdminState>) -> Json<Vec<json::Worker>> {
+    let loads = state.sessions.by_worker();
+    let fleet = state.fleet.snapshot();
+    Json(fleet.workers.iter().map(|view| describe(&state, view, &loads)).collect())
+}
+
+pub(super) async fn status(
+    State(state): State<AdminState>,
+    Path(id): Path<String>,
+) -> Result<Json<json::Worker>, Error> {
+    let fleet = state.fleet.snapshot();
+    let view = fleet.get(&id).ok_or_else(|| unknown(&id))?;
+    Ok(Json(describe(&state, view, &state.sessions.by_worker())))
+}
+
+pub(super) async fn act(
+    State(state): State<AdminState>,
+    Path((id, action)): Path<(String, String)>,
+    RawQuery(query): RawQuery,
+    body: Bytes,
+) -> Result<Json<Row>, Error> {
+    let verb = Verb::parse(&action)?;
+    if verb == Verb::Quarantine {
+        return Err(Error::new(
+            StatusCode::NOT_FOUND,
+            "unknown_action",
+            "a session is quarantined, not a worker; reset drops the worker's cache",
+        ));
+    }
+    options::no_query(verb, query.as_deref())?;
+    let asked = options::read(verb, &body, None)?;
+    let row = state.lifecycle.act(&id, asked.request).await?;
+    state.sessions.apply(&row);
+    answer(row)
+}
+
+pub(super) fn unknown(id: &str) -> Error {
+    Error::unknown("unknown_worker", "worker", id)
+}
+
+/// How an action ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// As asked, and seen to be so.
+    Done,
+    /// Nothing changed.
+    Refused,
+    /// Something else, or nobody knows.
+    Failed,
+}
+
+/// How the action of `row` ended. The reasons are the kernel's (`witness::Reason`): `isolated` is
+/// done without anything to send, and a refusal of the engine's own counts only where the engine
+/// was seen to stand as before.
+pub(super) fn outcome(row: &Row) -> Outcome {
+    match row.reason.as_str() {
+        "confirmed" | "isolated" => Outcome::Done,
+        _ if row.evidence == Evidence::NotSent => Outcome::Refused,
+        _ => Outcome::Failed,
+    }
+}
+
+/// The answer to an action: its row, or an error that carries it.
+pub(super) fn answer(row: Row) -> Result<Json<Row>, Error> {
+    let said = |what: &str| format!("{} on {}: {what}: {}", row.action, row.worker, row.reason);
+    match outcome(&row) {
+        Outcome::Done => Ok(Json(row)),
+        Outcome::Refused => {
+            let message = said("nothing changed");
+            Err(Error::new(StatusCode::CONFLICT, "refused", message).with("row", &row))
+        }
+        Outcome::Failed => {
+            let message = said("not proven to be done");
+            Err(Error::new(StatusCode::BAD_GATEWAY, "failed", message).with("row", &row))
+        }
+    }
+}
+
+fn describe(state: &AdminState, view: &View, loads: &HashMap<Arc<str>, Load>) -> json::Worker {
+    let View { worker, state: now } = view;
+    let load = loads.get(&worker.id).copied().unwrap_or_default();
+    let owned = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
+    json::Worker {
+        id: worker.id.to_string(),
+        url: url(view),
+        models: now.models.iter().map(ToString::to_string).collect(),
+        phase: now.phase().to_string(),
+        serving: now.is_serving(),
+        state: now.trust().to_string(),
+        tiers: tiers(state, now),
+        sessions: load.active as u64,
+        in_flight: worker.door.in_flight() as u64,
+        weight_version: owned(&now.weight_version),
+        last_witness: now.last_witness,
+        reachable: now.is_reachable,
+        progressing: now.is_progressing,
+        incarnation: owned(&now.incarnation),
+        version: owned(&now.version),
+        sessions_bound: load.sessions as u64,
+        claimed_tokens: load.claimed_tokens,
+        cached_tokens: load.cached_tokens,
+    }
+}
+
+/// Where the engine is, without `/v1`.
+fn url(view: &View) -> String {
+    let url = view.worker.engine.endpoints().data(Data::Models).uri().to_string();
+    url.strip_suffix(Data::Models.path()).unwrap_or(&url).to_owned()
+}
+
+/// The worker's tiers, with the blocks that are proven there over all its ranks.
+fn tiers(state: &AdminState, now: &fleet::State) -> Map<String, Value> {
+    let heard: Vec<_> = now.ranks.iter().filter(|rank| rank.trust != Trust::LoadOnly).collect();
+    let stats: Vec<_> = heard.iter().map(|rank| state.index.stats(rank.id)).collect();
+    let blocks = |tier: Tier| {
+        let counted = stats.iter().filter(|stats| !stats.is_suspended);
+        counted.map(|s| s.blocks.get(tier).saturating_sub(s.pending.get(tier))).sum::<usize>()
+    };
+    let shown = |tier: Tier| if stats.is_empty() { Value::Null } else { json!(blocks(tier)) };
+    let tiers = now.tiers().iter();
+    tiers.map(|tier| (tier.to_string(), json!({ "blocks": shown(tier) }))).collect()
+}
