@@ -28,7 +28,7 @@ pub use fak_kernel::witness::SleepState;
 pub use identity::{Identity, Isolation, Stamp};
 pub use scrape::ScrapeError;
 pub use secret::Secret;
-pub use tokens::{TokensError, skips_prefix_cache};
+pub use tokens::{TokensError, prompt_digest, skips_prefix_cache};
 
 /// One vLLM engine. Cheap to clone; clones share connections.
 #[derive(Clone, Debug)]

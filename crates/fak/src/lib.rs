@@ -10,6 +10,7 @@ pub mod config;
 pub mod engine;
 pub mod events;
 pub mod fleet;
+pub mod gateway;
 pub mod lifecycle;
 pub mod runtime;
 pub mod sessions;

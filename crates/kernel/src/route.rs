@@ -1,7 +1,7 @@
 //! Which worker a request goes to: the longest proven prefix against load.
 //!
-//! Pure: overlap and load come as numbers, the seed from the caller. Invariant: a candidate that does not serve is never
-//! chosen, equal inputs give equal answers, and more load never attracts.
+//! Pure: overlap and load come as numbers, the seed from the caller. Invariant: a candidate that
+//! does not serve is never chosen, equal inputs give equal answers, and more load never attracts.
 
 use crate::vocab::{PerTier, Tier, vocabulary};
 
@@ -14,7 +14,8 @@ const TIER_WEIGHT: PerTier<u64> = PerTier { gpu: 1024, cpu: 768, disk: 384, remo
 /// What a predicted token is worth: the request that brings it may yet fail.
 const PREDICTED_WEIGHT: u64 = 896;
 
-/// Requests on each worker that are no load yet: so many run side by side without slowing each other.
+/// Requests on each worker that are no load yet: so many run side by side without slowing each
+/// other.
 const SLACK: u64 = 4;
 
 /// A request, as far as routing depends on it.
@@ -42,8 +43,9 @@ pub struct Candidate {
 /// How routing weighs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// How much load counts against a match, in 1/1024. At 1024 a worker with the fleet's mean load on top of its own fair
-    /// share gives up a whole prompt's match; 0 ignores load, more spreads more.
+    /// How much load counts against a match, in 1/1024. At 1024 a worker with the fleet's mean load
+    /// on top of its own fair share gives up a whole prompt's match; 0 ignores load, more spreads
+    /// more.
     pub load_weight: u32,
     /// A shorter match, in tokens, is none: computing so few costs less than a queue.
     pub match_tokens_min: u32,
@@ -82,8 +84,8 @@ pub struct Decision {
     pub reason: Reason,
 }
 
-/// Chooses one of `candidates`; `None` where none serves. `seed` settles ties, so that several gateways, or several
-/// requests of one instant, do not all settle them alike.
+/// Chooses one of `candidates`; `None` where none serves. `seed` settles ties, so that several
+/// gateways, or several requests of one instant, do not all settle them alike.
 #[must_use]
 pub fn route(
     request: &Request,
@@ -131,8 +133,9 @@ impl Fleet {
         (workers > 0).then_some(Self { workers, load })
     }
 
-    /// A load relative to the fleet's mean, with the slack on top: 0 idle, below 1 usual, the number of workers for one
-    /// that has everything. Own load raises it, though it is in the mean too, and others' load lowers it.
+    /// A load relative to the fleet's mean, with the slack on top: 0 idle, below 1 usual, the
+    /// number of workers for one that has everything. Own load raises it, though it is in the mean
+    /// too, and others' load lowers it.
     fn relative(&self, load: u32) -> i64 {
         let scaled = u64::from(load) * self.workers * ONE as u64;
         (scaled / (self.load + SLACK * self.workers)) as i64

@@ -71,6 +71,11 @@ pub(super) const PARTS: &[PartRow] = &[
         name: "lifecycle",
         may: &["kernel", "index", "engine", "fleet", "store", "runtime", "telemetry"],
     },
+    PartRow { name: "sessions", may: &["kernel", "store", "fleet", "lifecycle", "runtime"] },
+    PartRow {
+        name: "gateway",
+        may: &["wire", "kernel", "index", "engine", "fleet", "sessions", "runtime", "telemetry"],
+    },
     PartRow { name: "config", may: &["engine", "events"] },
     PartRow { name: "cli", may: &["config"] },
     PartRow { name: "app", may: ALL },

@@ -201,13 +201,26 @@ impl Client {
     ///
     /// [`Error`]; an HTTP error status is an answer, not an error.
     pub async fn open(&self, request: Outgoing) -> Result<Streaming, Error> {
-        let after = self.timeouts.first_byte;
+        self.open_within(request, self.timeouts.first_byte).await
+    }
+
+    /// As [`open`](Self::open), with `after` for the header and the body's first byte: an answer
+    /// that is not streamed begins only when all of it is there.
+    ///
+    /// # Errors
+    ///
+    /// [`Error`]
+    pub async fn open_within(
+        &self,
+        request: Outgoing,
+        after: Duration,
+    ) -> Result<Streaming, Error> {
         let first_byte_by = Instant::now() + after;
         let response = timeout_at(first_byte_by, self.head(request))
             .await
             .map_err(|_| Error::TimedOut { wait: Wait::FirstByte, after })??;
         let (parts, incoming) = response.into_parts();
-        let timeouts = self.timeouts.clone();
+        let timeouts = Timeouts { first_byte: after, ..self.timeouts.clone() };
         let body = Body { incoming, first_byte_by: Some(first_byte_by), timeouts };
         Ok(Streaming { status: parts.status, headers: parts.headers, body })
     }
@@ -239,6 +252,12 @@ impl Body {
         let chunk = next.await.map_err(|_| Error::TimedOut { wait, after })??;
         self.first_byte_by = None;
         Ok(chunk)
+    }
+
+    /// What is left, for a part that relays it and bounds its waits itself.
+    #[must_use]
+    pub fn into_incoming(self) -> Incoming {
+        self.incoming
     }
 
     /// Collects what is left, for an answer that turned out to be no stream.
@@ -273,6 +292,13 @@ impl Outgoing {
     #[must_use]
     pub fn json(mut self, body: Bytes) -> Self {
         self.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        self.body = Some(body);
+        self
+    }
+
+    /// Sends `body`, whose type is among the headers.
+    #[must_use]
+    pub fn body(mut self, body: Bytes) -> Self {
         self.body = Some(body);
         self
     }

@@ -57,6 +57,12 @@ impl Stamp {
         Self { key, isolation, priority_scheduling }
     }
 
+    /// Whether tenants are kept apart.
+    #[must_use]
+    pub fn isolation(&self) -> Isolation {
+        self.isolation
+    }
+
     /// The salt of an identity: 64 hexadecimal digits.
     #[must_use]
     pub fn cache_salt(&self, identity: &Identity) -> String {

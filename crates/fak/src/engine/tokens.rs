@@ -4,6 +4,7 @@
 
 use fak_wire::openai::{Api, Prompt, Request, RequestError, Tokenized};
 use serde_json::value::RawValue;
+use xxhash_rust::xxh3::Xxh3;
 
 use super::client::Outgoing;
 use super::endpoints::Data;
@@ -91,6 +92,25 @@ impl Engine {
 pub fn skips_prefix_cache(request: &Request) -> bool {
     let is_set = |field| request.raw(field).is_some_and(|raw| !matches!(raw, "null" | "false"));
     is_set("prompt_logprobs") || (is_set("echo") && is_set("logprobs"))
+}
+
+/// A digest of all that a prompt's tokens depend on. Equal only for requests with equal tokens, up to
+/// collisions of 128 bits under a secret `seed`.
+#[must_use]
+pub fn prompt_digest(request: &Request, seed: u64) -> u128 {
+    let fields = match request.api() {
+        Api::Chat => CHAT_FIELDS,
+        Api::Completions => COMPLETIONS_FIELDS,
+    };
+    let mut digest = Xxh3::with_seed(seed);
+    // The routes differ in their fields' number; an absent field differs from an empty one.
+    digest.update(&[fields.len() as u8]);
+    for field in fields {
+        let raw = request.raw(field).unwrap_or_default();
+        digest.update(&(raw.len() as u64).to_le_bytes());
+        digest.update(raw.as_bytes());
+    }
+    digest.digest128()
 }
 
 /// A body of these fields alone, as the request has them.

@@ -21,6 +21,8 @@ pub enum OnExit {
     StopProcess,
     /// The others go on without it; its end is told in the log.
     Report,
+    /// It is one of many that come and go, such as a connection: only a panic is told.
+    Expected,
 }
 
 /// Tasks that live and die together. Dropping the group aborts what still runs.
@@ -59,6 +61,13 @@ impl TaskGroup {
             let _exit = exit;
             task.await;
         });
+    }
+
+    /// Forgets the tasks that have ended, and counts those that run. A group whose tasks come and go
+    /// has to, or it grows.
+    pub fn reap(&mut self) -> usize {
+        while self.tasks.try_join_next().is_some() {}
+        self.tasks.len()
     }
 
     /// Asks every task to stop, waits `grace` for them, then aborts the rest. Returns how many had
@@ -100,7 +109,8 @@ impl Drop for Exit {
                 tracing::error!(task = self.name, panicked, "critical task ended");
                 self.stop.cancel();
             }
-            OnExit::Report => tracing::warn!(task = self.name, panicked, "task ended"),
+            OnExit::Expected if !panicked => {}
+            OnExit::Report | OnExit::Expected => tracing::warn!(task = self.name, panicked, "task ended"),
         }
     }
 }

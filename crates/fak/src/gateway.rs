@@ -1,0 +1,313 @@
+//! The data plane: from an OpenAI client to the worker that serves it best, and back byte for byte.
+//!
+//! Invariant: a request is a future, not a task: a client that leaves drops it, and with it the
+//! engine's side. No request goes to a worker that does not serve, and what is claimed of a cache
+//! is audited.
+
+mod audit;
+mod body;
+mod claim;
+mod dispatch;
+mod error;
+mod frames;
+mod headers;
+mod intake;
+mod keys;
+mod metrics;
+mod models;
+mod predicted;
+mod prompt;
+mod reading;
+mod relay;
+mod serve;
+mod ticket;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use fak_index::{Index, RankId};
+use fak_kernel::route::Policy;
+use http::header::HeaderValue;
+use http::{Request, Response};
+use hyper::body::Body as HttpBody;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+pub use audit::Auditor;
+pub use body::Body;
+pub use error::{Problem, Side};
+pub use keys::Key;
+pub use relay::Cutoff;
+pub use serve::{ServeConfig, listen, serve};
+
+use crate::engine::{Data, Stamp};
+use crate::fleet::Fleet;
+use crate::sessions::Sessions;
+use crate::telemetry::Registry;
+use audit::Audits;
+use body::Room;
+use keys::Keys;
+use metrics::{Failure, Metrics, Outcome};
+use predicted::Predicted;
+use prompt::Prompts;
+use ticket::Ticket;
+
+/// How the data plane behaves.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Keys that clients may show; none is asked for where there are none.
+    pub keys: Vec<Key>,
+    /// Writes salts and priorities.
+    pub stamp: Stamp,
+    /// Models that exist though no worker has told of them yet.
+    pub models: Vec<String>,
+    /// Bytes of a request's body.
+    pub body_bytes_max: usize,
+    /// Bytes of all bodies in flight.
+    pub bodies_bytes_max: usize,
+    /// Workers that one request is sent to.
+    pub attempts_max: usize,
+    /// How long a worker may say nothing before it is looked at, and how often again.
+    pub watch_every: Duration,
+    /// How long a stream's head waits for its first bytes, since until then the request can move.
+    pub head_within: Duration,
+    /// What becomes of requests that nobody can serve now.
+    pub hold: Hold,
+    /// When a client is told to ask again.
+    pub retry_after: Duration,
+    /// How workers are weighed.
+    pub policy: Policy,
+    /// Tokens of prompts that are kept for matching.
+    pub tokens_max: u64,
+    /// How long a request's prompt counts as soon to be cached.
+    pub predicted_for: Duration,
+    /// How long a claim that was too high waits for the event that explains it.
+    pub audit_after: Duration,
+}
+
+/// Requests that wait for a worker. Bounded in number and time.
+#[derive(Clone, Copy, Debug)]
+pub struct Hold {
+    /// How many; 0: none waits, and each is answered at once.
+    pub requests_max: usize,
+    /// How long.
+    pub within: Duration,
+    /// How many of those that waited run at once.
+    pub release: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            keys: Vec::new(),
+            stamp: Stamp::new(None, crate::engine::Isolation::Off, false),
+            models: Vec::new(),
+            body_bytes_max: 32 << 20,
+            bodies_bytes_max: 1 << 30,
+            attempts_max: 3,
+            watch_every: Duration::from_secs(1),
+            head_within: Duration::from_secs(15),
+            hold: Hold { requests_max: 0, within: Duration::from_secs(60), release: 16 },
+            retry_after: Duration::from_secs(5),
+            policy: Policy::default(),
+            tokens_max: 16 << 20,
+            predicted_for: Duration::from_secs(2),
+            audit_after: Duration::from_secs(1),
+        }
+    }
+}
+
+/// A claim that the engine contradicted and no event explains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contradiction {
+    /// The worker.
+    pub worker: Arc<str>,
+    /// The rank whose beliefs the claim rests on.
+    pub rank: RankId,
+    /// Tokens claimed.
+    pub claimed: u32,
+    /// Tokens that the engine took from its caches.
+    pub cached: u64,
+}
+
+/// Who is told when a worker lets fak down. Neither call may block.
+pub trait Doubt: Send + Sync + 'static {
+    /// A request fails or waits too long on `worker`: it is to be looked at.
+    fn suspect(&self, worker: &Arc<str>);
+
+    /// What is believed of a rank is wrong: its worker's beliefs are to be given up.
+    fn contradicted(&self, contradiction: &Contradiction);
+}
+
+/// What the data plane works with.
+pub struct Parts {
+    /// The workers.
+    pub fleet: Fleet,
+    /// What they hold.
+    pub index: Arc<Index>,
+    /// Sessions, where there are any.
+    pub sessions: Option<Sessions>,
+    /// Who is told of workers that fail.
+    pub doubt: Arc<dyn Doubt>,
+}
+
+/// The data plane; cheap to clone.
+#[derive(Clone)]
+pub struct Gateway {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    config: Config,
+    keys: Keys,
+    room: Room,
+    fleet: Fleet,
+    index: Arc<Index>,
+    sessions: Option<Sessions>,
+    doubt: Arc<dyn Doubt>,
+    metrics: Arc<Metrics>,
+    prompts: Prompts,
+    predicted: Arc<Predicted>,
+    audits: Audits,
+    cutoff: Cutoff,
+    /// Places for those who wait, and for those of them who run.
+    waiting: Arc<Semaphore>,
+    release: Arc<Semaphore>,
+    /// When each worker was last suspected.
+    suspected: Vec<Mutex<Option<Instant>>>,
+    /// Of digests; no peer knows it.
+    seed: u64,
+}
+
+/// Why a request gets no answer of an engine's, and the request, which is to be ended.
+type Unanswered = Box<(Problem, Ticket)>;
+
+impl Gateway {
+    /// A data plane that counts in `registry`, and the judge of its audits, which is to be run.
+    ///
+    /// # Errors
+    /// A metric of this part is registered already.
+    pub fn new(
+        config: Config,
+        parts: Parts,
+        registry: &Registry,
+    ) -> prometheus::Result<(Self, Auditor)> {
+        let Parts { fleet, index, sessions, doubt } = parts;
+        let metrics = Arc::new(Metrics::new(registry)?);
+        let workers = fleet.snapshot().workers.len();
+        let seed = secret();
+        let (audits, auditor) = audit::audits(
+            &metrics,
+            (Arc::clone(&index), fleet.clone()),
+            Arc::clone(&doubt),
+            config.audit_after,
+        );
+        let permits = |count: usize| Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
+        let shared = Shared {
+            keys: Keys::new(config.keys.clone()),
+            room: Room::new(config.body_bytes_max, config.bodies_bytes_max),
+            fleet,
+            index,
+            sessions,
+            doubt,
+            metrics,
+            prompts: Prompts::new(config.tokens_max, workers, seed),
+            predicted: Arc::new(Predicted::new(config.predicted_for)),
+            audits,
+            cutoff: Cutoff::default(),
+            waiting: permits(config.hold.requests_max),
+            release: permits(config.hold.release.max(1)),
+            suspected: (0..workers).map(|_| Mutex::default()).collect(),
+            seed,
+            config,
+        };
+        Ok((Self { shared: Arc::new(shared) }, auditor))
+    }
+
+    /// Ends this gateway's streams when fak stops; for [`serve`].
+    #[must_use]
+    pub fn cutoff(&self) -> Cutoff {
+        self.shared.cutoff.clone()
+    }
+
+    /// Answers a request; one that is no inference request is answered with 404.
+    pub async fn handle<B>(&self, request: Request<B>) -> Response<Body>
+    where
+        B: HttpBody<Data = Bytes> + Unpin,
+    {
+        let shared = &self.shared;
+        let request_id = headers::request_id(request.headers());
+        let route = intake::route(request.method(), request.uri().path());
+        let ticket = Ticket::new(&shared.metrics, route.as_ref().ok().copied(), request_id.clone());
+        let answered = match route {
+            Err(problem) => Err(Box::new((problem, ticket))),
+            Ok(Data::Models) => shared.models(&request, ticket),
+            Ok(route) => shared.infer(route, &request_id, request, ticket).await,
+        };
+        let mut answer = answered.unwrap_or_else(|unanswered| {
+            let (problem, mut ticket) = *unanswered;
+            let id = request_id.to_str().unwrap_or_default();
+            tracing::debug!(request_id = id, code = problem.code(), %problem, "no answer");
+            ticket.end(outcome(&problem), None);
+            problem.answer()
+        });
+        answer.headers_mut().insert(headers::REQUEST_ID, request_id);
+        answer
+    }
+}
+
+impl Shared {
+    fn models<B>(
+        &self,
+        request: &Request<B>,
+        mut ticket: Ticket,
+    ) -> Result<Response<Body>, Unanswered> {
+        if let Err(problem) = self.keys.tenant(request.headers()) {
+            return Err(Box::new((problem, ticket)));
+        }
+        ticket.end(Outcome::Ok, None);
+        Ok(models::list(&self.fleet.snapshot(), &self.config.models))
+    }
+
+    async fn infer<B>(
+        &self,
+        route: Data,
+        request_id: &HeaderValue,
+        request: Request<B>,
+        ticket: Ticket,
+    ) -> Result<Response<Body>, Unanswered>
+    where
+        B: HttpBody<Data = Bytes> + Unpin,
+    {
+        let job = match self.intake(route, request_id, request).await {
+            Ok(job) => job,
+            Err(problem) => return Err(Box::new((problem, ticket))),
+        };
+        let mut answer = self.dispatch(&job, ticket).await?;
+        if let Some(turn) = &job.turn
+            && let Ok(id) = HeaderValue::try_from(&**turn.id())
+        {
+            answer.headers_mut().insert(headers::SESSION, id);
+        }
+        Ok(answer)
+    }
+}
+
+fn outcome(problem: &Problem) -> Outcome {
+    match problem {
+        Problem::Unreachable => Outcome::Failed(Failure::Unreachable),
+        Problem::Silent => Outcome::Failed(Failure::Silent),
+        Problem::Cut => Outcome::Failed(Failure::Cut),
+        Problem::Dropped => Outcome::Failed(Failure::Dropped),
+        _ if problem.side() == Side::Client => Outcome::Refused,
+        _ => Outcome::Unavailable,
+    }
+}
+
+/// A number that no peer can guess: the standard library keys its hashers from the system's
+/// randomness.
+fn secret() -> u64 {
+    use std::hash::{BuildHasher as _, RandomState};
+    RandomState::new().hash_one("fak gateway")
+}

@@ -1,0 +1,231 @@
+//! Claims held against what the engine then reports.
+//!
+//! Invariant: a claim that was too high is a contradiction unless an event explains it: one that
+//! took a claimed block after the claim was made, though the block may have been stored anew since,
+//! or a witness row on the worker. Events come later than answers, so nothing is judged before they
+//! had their time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fak_index::{Index, Mark, RankId};
+use fak_wire::openai::{CachedTokens, Usage};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use super::claim::{CachePrompt, Claim, Kv};
+use super::metrics::Metrics;
+use super::{Contradiction, Doubt};
+use crate::fleet::{Fleet, State};
+use crate::runtime::Shutdown;
+use crate::sessions::Turn;
+
+/// What an audit says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// As claimed.
+    Confirmed,
+    /// The engine found more: its events are late, or say less.
+    Under,
+    /// The engine found less, and nothing explains it.
+    Over,
+    /// The engine found less, and an event after the claim explains it.
+    LostInFlight,
+    /// The engine does not say.
+    Unaudited,
+}
+
+impl Verdict {
+    pub(super) const ALL: [Self; 5] =
+        [Self::Confirmed, Self::Under, Self::Over, Self::LostInFlight, Self::Unaudited];
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Confirmed => "confirmed",
+            Self::Under => "under",
+            Self::Over => "over",
+            Self::LostInFlight => "lost_in_flight",
+            Self::Unaudited => "unaudited",
+        }
+    }
+}
+
+/// Suspicions that may wait; one that does not fit is judged at once.
+const WAITING_MAX: usize = 1024;
+
+/// One request's claim, on its way to the audit.
+#[derive(Debug)]
+pub(super) struct Audit {
+    pub(super) worker: Arc<str>,
+    pub(super) claim: Claim,
+    /// The prompt, where its tokens are known.
+    pub(super) prompt: Option<CachePrompt>,
+    pub(super) turn: Option<Turn>,
+    /// One prompt and one choice: then the engine's numbers are of this prompt alone.
+    pub(super) is_single: bool,
+    /// The worker's life and its last row when the claim was made.
+    pub(super) life: Life,
+}
+
+/// What changes when something happened to a worker as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Life {
+    incarnation: Option<Arc<str>>,
+    last_witness: Option<u64>,
+}
+
+impl Life {
+    pub(super) fn of(state: &State) -> Self {
+        Self { incarnation: state.incarnation.clone(), last_witness: state.last_witness }
+    }
+}
+
+/// A claim that was too high.
+#[derive(Debug)]
+struct Suspicion {
+    worker: Arc<str>,
+    prompt: CachePrompt,
+    basis: (RankId, Mark),
+    claimed: u32,
+    cached: u64,
+    life: Life,
+    due: Instant,
+}
+
+/// Where audits go; cheap to clone.
+#[derive(Clone)]
+pub(super) struct Audits {
+    metrics: Arc<Metrics>,
+    judge: Judge,
+    waiting: mpsc::Sender<Suspicion>,
+    after: Duration,
+}
+
+/// Judges claims that were too high, once events had their time; it lives by [`run`](Self::run).
+pub struct Auditor {
+    judge: Judge,
+    metrics: Arc<Metrics>,
+    waiting: mpsc::Receiver<Suspicion>,
+}
+
+#[derive(Clone)]
+struct Judge {
+    index: Arc<Index>,
+    fleet: Fleet,
+    doubt: Arc<dyn Doubt>,
+}
+
+/// Audits that wait `after` for events.
+pub(super) fn audits(
+    metrics: &Arc<Metrics>,
+    (index, fleet): (Arc<Index>, Fleet),
+    doubt: Arc<dyn Doubt>,
+    after: Duration,
+) -> (Audits, Auditor) {
+    let (sender, waiting) = mpsc::channel(WAITING_MAX);
+    let judge = Judge { index, fleet, doubt };
+    let audits =
+        Audits { metrics: Arc::clone(metrics), judge: judge.clone(), waiting: sender, after };
+    (audits, Auditor { judge, metrics: Arc::clone(metrics), waiting })
+}
+
+impl Audits {
+    /// The request ended, and cost this.
+    pub(super) fn take(&self, audit: Audit, usage: Option<Usage>) {
+        let Audit { worker, claim, prompt, turn, is_single, life } = audit;
+        if let (Some(prompt), Some(usage)) = (&prompt, usage)
+            && is_single
+            && usage.prompt_tokens != prompt.tokens.len() as u64
+        {
+            self.metrics.mismatches.inc();
+            let (counted, told) = (prompt.tokens.len(), usage.prompt_tokens);
+            tracing::warn!(%worker, counted, told, "the engine counts the prompt otherwise");
+        }
+        if claim.kv == Kv::Unknown {
+            return;
+        }
+        let claimed = claim.total();
+        let cached = match usage.map(|usage| usage.cached_tokens) {
+            Some(CachedTokens::Known(cached)) if is_single => cached,
+            _ => return self.metrics.audited(Verdict::Unaudited),
+        };
+        self.metrics.claimed_tokens.inc_by(u64::from(claimed));
+        self.metrics.cached_tokens.inc_by(cached);
+        if let Some(turn) = turn {
+            turn.record(u64::from(claimed), cached);
+        }
+        match cached.cmp(&u64::from(claimed)) {
+            std::cmp::Ordering::Equal => self.metrics.audited(Verdict::Confirmed),
+            std::cmp::Ordering::Greater => self.metrics.audited(Verdict::Under),
+            std::cmp::Ordering::Less => {
+                // A claim above 0 has a prompt and a basis.
+                let (Some(prompt), Some(basis)) = (prompt, claim.basis) else { return };
+                let due = Instant::now() + self.after;
+                self.suspect(Suspicion { worker, prompt, basis, claimed, cached, life, due });
+            }
+        }
+    }
+
+    fn suspect(&self, suspicion: Suspicion) {
+        if let Err(error) = self.waiting.try_send(suspicion) {
+            let (mpsc::error::TrySendError::Full(suspicion)
+            | mpsc::error::TrySendError::Closed(suspicion)) = error;
+            self.metrics.audited(self.judge.judge(&suspicion));
+        }
+    }
+}
+
+impl Auditor {
+    /// Judges until told to stop; what waits then is judged at once.
+    pub async fn run(mut self, stop: Shutdown) {
+        let mut waiting: VecDeque<Suspicion> = VecDeque::new();
+        loop {
+            let due = waiting.front().map(|first| first.due);
+            let until_due = async {
+                match due {
+                    Some(due) => sleep_until(due).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = stop.requested() => break,
+                // Each waits equally long, so they are due in the order in which they come.
+                Some(suspicion) = self.waiting.recv(), if waiting.len() < WAITING_MAX => {
+                    waiting.push_back(suspicion);
+                }
+                () = until_due => {
+                    let first = waiting.pop_front();
+                    first.iter().for_each(|suspicion| self.judge(suspicion));
+                }
+            }
+        }
+        waiting.iter().for_each(|suspicion| self.judge(suspicion));
+    }
+
+    fn judge(&self, suspicion: &Suspicion) {
+        self.metrics.audited(self.judge.judge(suspicion));
+    }
+}
+
+impl Judge {
+    fn judge(&self, suspicion: &Suspicion) -> Verdict {
+        let Suspicion { worker, prompt, basis: (rank, mark), claimed, cached, life, .. } =
+            suspicion;
+        let snapshot = self.fleet.snapshot();
+        let is_same_life = snapshot.get(worker).is_some_and(|view| Life::of(&view.state) == *life);
+        let unbroken = self.index.held_since(*rank, &prompt.key(), *mark);
+        if !is_same_life || unbroken < *claimed {
+            tracing::debug!(%worker, claimed, cached, unbroken, "a claim was lost in flight");
+            return Verdict::LostInFlight;
+        }
+        tracing::error!(%worker, claimed, cached, "the engine reused less than was claimed");
+        self.doubt.contradicted(&Contradiction {
+            worker: Arc::clone(worker),
+            rank: *rank,
+            claimed: *claimed,
+            cached: *cached,
+        });
+        Verdict::Over
+    }
+}

@@ -1,0 +1,160 @@
+//! What may be claimed of a worker's cache for a prompt.
+//!
+//! Invariant: a claim is what every rank that may get the request provably holds; where a rank is
+//! not heard, nothing is claimed, and `cold` is said only where every block is known to be gone.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use fak_index::{Held, HeldReason, Index, Mark, Prompt, RankId};
+use fak_kernel::rank::Trust;
+use fak_kernel::vocab::PerTier;
+use fak_kernel::{Belief, Tier};
+use http::HeaderValue;
+
+use crate::fleet::State;
+
+/// A prompt as an engine's prefix cache sees it.
+#[derive(Clone, Debug)]
+pub(super) struct CachePrompt {
+    pub(super) tokens: Arc<[u32]>,
+    pub(super) salt: Option<Arc<str>>,
+}
+
+impl CachePrompt {
+    /// As the index asks for it. Requests for adapters are not matched, so there is none.
+    pub(super) fn key(&self) -> Prompt<'_> {
+        Prompt { tokens: &self.tokens, lora: None, salt: self.salt.as_deref() }
+    }
+}
+
+/// Whether a worker's cache is warm for a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kv {
+    /// It provably holds a part of it.
+    Warm,
+    /// It provably holds nothing of it.
+    Cold,
+    /// Nobody can say.
+    Unknown,
+}
+
+impl Kv {
+    /// The word, as a header has it.
+    pub(super) fn header(self) -> HeaderValue {
+        HeaderValue::from_static(match self {
+            Self::Warm => "warm",
+            Self::Cold => "cold",
+            Self::Unknown => "unknown",
+        })
+    }
+}
+
+/// A claim, and what it rests on.
+#[derive(Clone, Debug)]
+pub(super) struct Claim {
+    pub(super) kv: Kv,
+    /// Tokens by tier; none unless warm.
+    pub(super) tokens: PerTier<u32>,
+    /// The rank that holds least, and the moment of the claim in its history.
+    pub(super) basis: Option<(RankId, Mark)>,
+}
+
+impl Claim {
+    /// Nothing is said.
+    pub(super) const UNKNOWN: Self = Self {
+        kv: Kv::Unknown,
+        tokens: PerTier { gpu: 0, cpu: 0, disk: 0, remote: 0 },
+        basis: None,
+    };
+
+    /// Tokens on all tiers.
+    pub(super) fn total(&self) -> u32 {
+        Tier::ALL.iter().map(|tier| self.tokens.get(*tier)).sum()
+    }
+
+    /// `gpu=512,cpu=1024`: the tiers that hold any; `0` where none does.
+    pub(super) fn header(&self) -> HeaderValue {
+        if self.total() == 0 {
+            return HeaderValue::from_static("0");
+        }
+        let mut text = String::new();
+        for tier in Tier::ALL.iter().filter(|tier| self.tokens.get(**tier) > 0) {
+            let comma = if text.is_empty() { "" } else { "," };
+            write!(text, "{comma}{tier}={}", self.tokens.get(*tier))
+                .expect("writing to a string cannot fail");
+        }
+        HeaderValue::try_from(text).expect("words and digits are a header value")
+    }
+}
+
+/// What may be claimed of a worker for `prompt`; of the rank `pinned` alone, where the request
+/// names one.
+pub(super) fn claim(
+    index: &Index,
+    state: &State,
+    prompt: Option<&CachePrompt>,
+    pinned: Option<u32>,
+) -> Claim {
+    let ranks = || state.ranks.iter().filter(|rank| pinned.is_none_or(|n| n == rank.number));
+    let Some(prompt) = prompt else {
+        let is_cold = ranks().count() > 0 && ranks().all(|rank| is_empty(index, state, rank));
+        return Claim { kv: if is_cold { Kv::Cold } else { Kv::Unknown }, ..Claim::UNKNOWN };
+    };
+    let claims = ranks().map(|rank| {
+        let (held, mark) = index.held_and_mark(rank.id, &prompt.key());
+        let kv = kv(index, state, rank, &held, prompt);
+        Claim { kv, tokens: held.tokens(), basis: Some((rank.id, mark)) }
+    });
+    // Unknown weighs most: the engine may pick that rank.
+    claims.min_by_key(|claim| (claim.kv != Kv::Unknown, claim.total())).unwrap_or(Claim::UNKNOWN)
+}
+
+fn kv(
+    index: &Index,
+    state: &State,
+    rank: &crate::fleet::Rank,
+    held: &Held,
+    prompt: &CachePrompt,
+) -> Kv {
+    match held.reason {
+        HeldReason::Warm => Kv::Warm,
+        HeldReason::BelowBlockSize if rank.trust == Trust::Exact => Kv::Cold,
+        HeldReason::Miss if rank.trust == Trust::Exact => {
+            let size = held.block_size;
+            let first = &prompt.tokens[..(size as usize).min(prompt.tokens.len())];
+            let key = index.chain(&Prompt { tokens: first, ..prompt.key() }, size).first().copied();
+            let is_gone =
+                |tier| key.is_some_and(|key| index.belief(rank.id, tier, key) == Belief::Gone);
+            if state.tiers().iter().all(is_gone) { Kv::Cold } else { Kv::Unknown }
+        }
+        HeldReason::NoBlockSize if is_empty(index, state, rank) => Kv::Cold,
+        _ => Kv::Unknown,
+    }
+}
+
+/// Whether a rank is known to hold nothing at all.
+fn is_empty(index: &Index, state: &State, rank: &crate::fleet::Rank) -> bool {
+    let is_gone = |tier| {
+        // Of a rank without blocks one key is as good as another.
+        let key = index.chain(&Prompt { tokens: &[0], lora: None, salt: None }, 1)[0];
+        index.belief(rank.id, tier, key) == Belief::Gone
+    };
+    rank.trust == Trust::Exact && !index.has_blocks(rank.id) && state.tiers().iter().all(is_gone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_names_the_tiers_that_hold_any() {
+        let claim = |gpu, cpu| Claim {
+            tokens: PerTier { gpu, cpu, ..PerTier::default() },
+            ..Claim::UNKNOWN
+        };
+        assert_eq!(claim(0, 0).header(), "0");
+        assert_eq!(claim(512, 0).header(), "gpu=512");
+        assert_eq!(claim(512, 1024).header(), "gpu=512,cpu=1024");
+    }
+}

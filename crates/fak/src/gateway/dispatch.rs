@@ -1,0 +1,449 @@
+//! A request's way to a worker: who can take it, who is best, and who is next when that one fails.
+//!
+//! Invariant: a request enters a worker that serves, through its door, or none; and it moves to
+//! another only while its client has seen nothing of an answer.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fak_kernel::route::{self, Candidate};
+use fak_wire::openai::Request;
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
+use http::{Response, StatusCode};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use super::audit::{Audit, Life};
+use super::body::{Body, Whole};
+use super::claim::{CachePrompt, Claim, claim};
+use super::error::Problem;
+use super::frames::Frames;
+use super::metrics::Matching;
+use super::predicted::Chunks;
+use super::reading::{Opening, Reading};
+use super::relay::{Bounds, Reader, Relay};
+use super::ticket::{Aboard, Ticket};
+use super::{Shared, Unanswered, headers, models};
+use crate::engine::{Data, Outgoing, Streaming};
+use crate::fleet::{Inside, Snapshot, View};
+use crate::sessions::Turn;
+
+/// How often those who wait for a worker look, besides being woken: a door opens without a word.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// A request that is ready to be sent.
+pub(super) struct Job {
+    pub(super) route: Data,
+    /// What is sent, and by which headers.
+    pub(super) body: Bytes,
+    pub(super) headers: HeaderMap,
+    pub(super) model: Option<String>,
+    /// The body's fields, where the route is one that fak reads.
+    pub(super) request: Option<Request>,
+    pub(super) salt: Option<Arc<str>>,
+    pub(super) is_stream: bool,
+    /// fak asked for usage, the client did not.
+    pub(super) cuts_usage: bool,
+    pub(super) choices: usize,
+    /// The data-parallel rank that the client names.
+    pub(super) rank: Option<u32>,
+    pub(super) turn: Option<Turn>,
+    /// When its body was there.
+    pub(super) since: Instant,
+    /// Room for its body.
+    pub(super) _whole: Whole,
+}
+
+/// A worker that was entered.
+struct Seat {
+    number: usize,
+    view: View,
+    inside: Inside,
+    claim: Claim,
+    prompt: Option<CachePrompt>,
+    chunks: Chunks,
+}
+
+/// What came of one worker.
+enum Attempt {
+    /// An answer, begun.
+    Answer(Response<Relay>),
+    /// Nothing that the client has to see, unless nobody does better.
+    Failed(Problem, Option<Response<Relay>>),
+}
+
+impl Shared {
+    /// Sends a request to a worker, and to others while it must, and answers with what came.
+    pub(super) async fn dispatch(
+        &self,
+        job: &Job,
+        mut ticket: Ticket,
+    ) -> Result<Response<Body>, Unanswered> {
+        let mut tried = Vec::new();
+        loop {
+            let seat = match self.seat(job, &tried, &mut ticket).await {
+                Ok(seat) => seat,
+                Err(problem) => return Err(Box::new((problem, ticket))),
+            };
+            tried.push(seat.number);
+            let (number, worker) = (seat.number, Arc::clone(&seat.view.worker.id));
+            let (claim, mut aboard) = self.board(job, seat, &tried);
+            let attempt = self.attempt(job, number, &tried).await;
+            let (problem, fallback) = match attempt {
+                Attempt::Answer(answer) => {
+                    ticket.aboard = Some(aboard);
+                    return Ok(self.answer(answer, &claim, tried.len(), ticket));
+                }
+                Attempt::Failed(problem, fallback) => (problem, fallback),
+            };
+            aboard.failed();
+            self.suspect(number, &worker);
+            let is_last = tried.len() >= self.config.attempts_max || !self.has_another(job, &tried);
+            if is_last || !problem.is_retryable() {
+                ticket.aboard = Some(aboard);
+                return match fallback {
+                    Some(answer) => Ok(self.answer(answer, &claim, tried.len(), ticket)),
+                    None => Err(Box::new((problem, ticket))),
+                };
+            }
+            self.metrics.moved.inc();
+            tracing::info!(%worker, cause = problem.code(), "a request moves to another worker");
+        }
+    }
+
+    /// Enters a worker: at once, or when one serves, as far as requests may wait.
+    async fn seat(&self, job: &Job, tried: &[usize], ticket: &mut Ticket) -> Result<Seat, Problem> {
+        let snapshot = self.fleet.snapshot();
+        if let Some(seat) = self.choose(job, &snapshot, tried).await {
+            return Ok(seat);
+        }
+        let model = job.model.as_deref();
+        let retry_after = self.config.retry_after;
+        let nobody = || {
+            let phase = models::nearest(&self.fleet.snapshot(), model);
+            Problem::NobodyServes { phase, retry_after }
+        };
+        if self.config.hold.requests_max == 0 {
+            return Err(nobody());
+        }
+        let waits = Arc::clone(&self.waiting).try_acquire_owned();
+        let _waits = waits.map_err(|_| Problem::HoldFull { retry_after })?;
+        self.metrics.held.inc();
+        let _held = Held(self);
+        let held = timeout(self.config.hold.within, self.hold(job, tried, ticket)).await;
+        held.map_err(|_| nobody())
+    }
+
+    /// Waits until a worker serves, and until few enough of those who waited are on their way.
+    async fn hold(&self, job: &Job, tried: &[usize], ticket: &mut Ticket) -> Seat {
+        let mut fleet = self.fleet.watch();
+        loop {
+            let snapshot = Arc::clone(&fleet.borrow_and_update());
+            if is_any(job, &snapshot, tried) {
+                let release = Arc::clone(&self.release).acquire_owned().await;
+                let snapshot = self.fleet.snapshot();
+                if let Some(seat) = self.choose(job, &snapshot, tried).await {
+                    ticket.released = release.ok();
+                    return seat;
+                }
+            }
+            // Nobody changes the fleet any more when fak stops; the hold's own limit ends this.
+            let _ = timeout(LOOK_EVERY, fleet.changed()).await;
+        }
+    }
+
+    /// Chooses among the workers that serve the request's model, and enters.
+    async fn choose(&self, job: &Job, snapshot: &Snapshot, tried: &[usize]) -> Option<Seat> {
+        let candidates = candidates(job, snapshot, tried);
+        if candidates.is_empty() {
+            return None;
+        }
+        let prompt = self.prompt(job, &candidates).await;
+        let chunks = match &job.request {
+            Some(request) if candidates.len() > 1 => Chunks::of(request, self.seed),
+            _ => Chunks::default(),
+        };
+        let mut claims: Vec<_> = candidates
+            .iter()
+            .map(|(_, view)| claim(&self.index, &view.state, prompt.as_ref(), job.rank))
+            .collect();
+        let length = prompt.as_ref().map_or_else(
+            || u32::try_from(chunks.bytes() / BYTES_PER_TOKEN).unwrap_or(u32::MAX),
+            |prompt| u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX),
+        );
+        let (now, bound) = (Instant::now(), job.turn.as_ref().and_then(Turn::worker));
+        let mut weighed: Vec<_> = candidates
+            .iter()
+            .zip(&claims)
+            .map(|((number, view), claim)| Candidate {
+                is_serving: true,
+                is_bound: bound.as_ref() == Some(&view.worker.id),
+                load: u32::try_from(view.worker.door.in_flight()).unwrap_or(u32::MAX),
+                proven: claim.tokens,
+                predicted: self.predicted.tokens(&chunks, *number, length, now),
+            })
+            .collect();
+        let request = route::Request { prompt_tokens: length };
+        loop {
+            // Entered last, since the door may shut at any time.
+            let decision =
+                route::route(&request, &weighed, &self.config.policy, fastrand::u64(..))?;
+            let (number, view) = candidates[decision.chosen];
+            if let Some(inside) = view.worker.door.enter() {
+                self.metrics.routed(decision.reason);
+                let claim = claims.swap_remove(decision.chosen);
+                let view = view.clone();
+                return Some(Seat { number, view, inside, claim, prompt, chunks });
+            }
+            weighed[decision.chosen].is_serving = false;
+        }
+    }
+
+    /// The prompt in tokens, where it can be matched and there is anything to match it with.
+    async fn prompt(&self, job: &Job, candidates: &[(usize, &View)]) -> Option<CachePrompt> {
+        let request = job.request.as_ref()?;
+        let mut ranks = candidates.iter().flat_map(|(_, view)| view.state.ranks.iter());
+        if !ranks.any(|rank| self.index.has_blocks(rank.id)) {
+            self.metrics.matched(Matching::Skipped);
+            return None;
+        }
+        // A name that is not a worker's first may be an adapter's, whose blocks have keys of their
+        // own.
+        let is_base = |view: &View| {
+            let first = view.state.models.first();
+            job.model.as_deref().is_none_or(|model| first.is_some_and(|name| **name == *model))
+        };
+        if !candidates.iter().all(|(_, view)| is_base(view)) {
+            self.metrics.matched(Matching::NotMatchable);
+            return None;
+        }
+        let (tokens, matching) = self.prompts.tokens(request, candidates).await;
+        self.metrics.matched(matching);
+        tokens.map(|tokens| CachePrompt { tokens, salt: job.salt.clone() })
+    }
+
+    /// What a request holds and leaves behind on its worker.
+    fn board(&self, job: &Job, seat: Seat, tried: &[usize]) -> (Claim, Aboard) {
+        let Seat { number, view, inside, mut claim, prompt, chunks } = seat;
+        let worker = Arc::clone(&view.worker.id);
+        if let Some(turn) = &job.turn {
+            let claimed = fak_kernel::vocab::PerTier {
+                gpu: u64::from(claim.tokens.gpu),
+                cpu: u64::from(claim.tokens.cpu),
+                disk: u64::from(claim.tokens.disk),
+                remote: u64::from(claim.tokens.remote),
+            };
+            turn.bind(&worker, &claimed);
+            // A verdict may have come between the claim and now.
+            let is_stale = fak_kernel::Tier::ALL
+                .iter()
+                .any(|tier| claim.tokens.get(*tier) > 0 && !turn.is_warm(*tier));
+            if is_stale {
+                claim = Claim::UNKNOWN;
+            }
+        }
+        let prediction = (!chunks.is_empty()).then(|| {
+            self.predicted.add(&chunks, number, Instant::now());
+            self.metrics.predicted.inc();
+            (Arc::clone(&self.predicted), chunks, number)
+        });
+        let audit = job.request.is_some().then(|| {
+            let audit = Audit {
+                worker: Arc::clone(&worker),
+                claim: claim.clone(),
+                prompt,
+                turn: job.turn.clone(),
+                is_single: job.choices == 1,
+                life: Life::of(&view.state),
+            };
+            (self.audits.clone(), audit)
+        });
+        if tried.len() == 1 {
+            self.metrics.sent(job.since.elapsed());
+        }
+        (claim, Aboard { worker, _inside: inside, audit, prediction })
+    }
+
+    /// Sends the request to a worker, and waits for the first of its answer.
+    async fn attempt(&self, job: &Job, number: usize, tried: &[usize]) -> Attempt {
+        let snapshot = self.fleet.snapshot();
+        let Some(view) = snapshot.workers.get(number) else {
+            return Attempt::Failed(Problem::Unreachable, None);
+        };
+        let engine = &view.worker.engine;
+        let timeouts = engine.client().timeouts();
+        let within = if job.is_stream { timeouts.first_byte } else { timeouts.unary };
+        let first_by = Instant::now() + within;
+        let outgoing = Outgoing::to(engine.endpoints().data(job.route))
+            .headers(job.headers.clone())
+            .body(job.body.clone());
+        let open = engine.client().open_within(outgoing, within);
+        let streaming = match self.watched(job, number, tried, open).await {
+            None => return Attempt::Failed(Problem::Silent, None),
+            Some(Err(error)) => {
+                tracing::debug!(worker = %view.worker.id, %error, "no answer");
+                return Attempt::Failed(Problem::from(&error), None);
+            }
+            Some(Ok(streaming)) => streaming,
+        };
+        let bounds = Bounds { first_by, idle: timeouts.idle };
+        let answer = self.relayed(job, streaming, bounds);
+        match answer.status() {
+            StatusCode::OK if answer.body().is_events() => {
+                self.first_bytes(job, number, tried, answer).await
+            }
+            status @ (StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT) => {
+                tracing::debug!(worker = %view.worker.id, %status, "the engine is not available");
+                Attempt::Failed(Problem::Unreachable, Some(answer))
+            }
+            _ => Attempt::Answer(answer),
+        }
+    }
+
+    /// Holds a stream's head back until its first bytes, or for as long as the client can do
+    /// without: until then the request can still move. vLLM answers a stream's head at once, and
+    /// then says nothing while it is paused or asleep (0.32.0, observed).
+    async fn first_bytes(
+        &self,
+        job: &Job,
+        number: usize,
+        tried: &[usize],
+        mut answer: Response<Relay>,
+    ) -> Attempt {
+        let by = job.since + self.config.head_within;
+        let opened = {
+            let open = timeout_at(by, answer.body_mut().open());
+            self.watched(job, number, tried, open).await
+        };
+        match opened {
+            None => Attempt::Failed(Problem::Silent, None),
+            // Not yet: the client gets the head, and the rest when it comes.
+            Some(Err(_)) | Some(Ok(Ok(Opening::Fine))) => Attempt::Answer(answer),
+            Some(Ok(Ok(Opening::Dropped))) => Attempt::Failed(Problem::Dropped, Some(answer)),
+            Some(Ok(Ok(Opening::Unavailable))) => {
+                Attempt::Failed(Problem::Unreachable, Some(answer))
+            }
+            Some(Ok(Err(problem))) => Attempt::Failed(problem, None),
+        }
+    }
+
+    /// Waits for `what`, and meanwhile watches the worker: `None` once it no longer serves and
+    /// another could.
+    async fn watched<T>(
+        &self,
+        job: &Job,
+        number: usize,
+        tried: &[usize],
+        what: impl Future<Output = T>,
+    ) -> Option<T> {
+        let mut what = std::pin::pin!(what);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut what => return Some(done),
+                () = sleep(self.config.watch_every) => {}
+            }
+            let snapshot = self.fleet.snapshot();
+            let Some(view) = snapshot.workers.get(number) else { continue };
+            if !view.state.is_serving() && self.has_another(job, tried) {
+                return None;
+            }
+            self.suspect(number, &view.worker.id);
+        }
+    }
+
+    fn has_another(&self, job: &Job, tried: &[usize]) -> bool {
+        is_any(job, &self.fleet.snapshot(), tried)
+    }
+
+    /// Has a worker looked at, though not more often than requests look themselves.
+    fn suspect(&self, number: usize, worker: &Arc<str>) {
+        let Some(last) = self.suspected.get(number) else { return };
+        let now = Instant::now();
+        {
+            let mut last = last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if last.is_some_and(|last| now.duration_since(last) < self.config.watch_every) {
+                return;
+            }
+            *last = Some(now);
+        }
+        self.doubt.suspect(worker);
+    }
+
+    /// An engine's answer, as it is relayed.
+    fn relayed(&self, job: &Job, streaming: Streaming, bounds: Bounds) -> Response<Relay> {
+        let Streaming { status, mut headers, body } = streaming;
+        headers::to_client(&mut headers);
+        let is_plain = !headers.contains_key(CONTENT_ENCODING);
+        let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let is_events = content_type.is_some_and(|value| value.starts_with("text/event-stream"));
+        let reader = if status != StatusCode::OK || job.request.is_none() || !is_plain {
+            Reader::Unread
+        } else if is_events {
+            Reader::Events(Frames::default(), Reading::new(job.choices, job.cuts_usage))
+        } else {
+            Reader::Whole(Vec::new())
+        };
+        if is_events {
+            headers.remove(CONTENT_LENGTH);
+            headers.insert(headers::BUFFERING, HeaderValue::from_static("no"));
+        }
+        let relay = Relay::new(body.into_incoming(), reader, bounds, self.cutoff.clone());
+        let mut answer = Response::new(relay);
+        *answer.status_mut() = status;
+        *answer.headers_mut() = headers;
+        answer
+    }
+
+    /// The answer for the client.
+    fn answer(
+        &self,
+        answer: Response<Relay>,
+        claim: &Claim,
+        attempts: usize,
+        ticket: Ticket,
+    ) -> Response<Body> {
+        let (mut parts, mut relay) = answer.into_parts();
+        let own = &mut parts.headers;
+        let worker = ticket.aboard.as_ref().map(|aboard| HeaderValue::try_from(&*aboard.worker));
+        if let Some(Ok(worker)) = worker {
+            own.insert(headers::WORKER, worker);
+        }
+        own.insert(headers::KV, claim.kv.header());
+        own.insert(headers::WARM_TOKENS, claim.header());
+        own.insert(headers::ATTEMPTS, HeaderValue::from(attempts));
+        relay.answers(parts.status);
+        relay.board(ticket);
+        Response::from_parts(parts, Body::relay(relay))
+    }
+}
+
+/// Bytes of English that make a token, where nobody counted.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// Counts a request that waits.
+struct Held<'a>(&'a Shared);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.metrics.held.dec();
+    }
+}
+
+/// Those that serve the request's model and were not tried, with their number in the fleet.
+fn candidates<'a>(job: &Job, snapshot: &'a Snapshot, tried: &[usize]) -> Vec<(usize, &'a View)> {
+    let can = |(number, view): &(usize, &View)| {
+        view.state.is_serving()
+            && !view.worker.door.is_shut()
+            && models::serves(&view.state, job.model.as_deref())
+            && !tried.contains(number)
+    };
+    snapshot.workers.iter().enumerate().filter(can).collect()
+}
+
+fn is_any(job: &Job, snapshot: &Snapshot, tried: &[usize]) -> bool {
+    !candidates(job, snapshot, tried).is_empty()
+}

@@ -1,0 +1,236 @@
+//! What a client is told when it gets no answer: the one place where failures become OpenAI error
+//! bodies.
+//!
+//! Invariant: every problem has a status, a closed code, a side and a word on retries; a client
+//! never reads the text of an internal error.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use fak_kernel::Phase;
+use fak_wire::openai::{ErrorBody, ErrorCode, RequestError};
+use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode};
+
+use super::body::Body;
+use crate::engine;
+
+/// Whose fault it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The request is wrong.
+    Client,
+    /// A worker failed, or none serves.
+    Worker,
+    /// fak has no room, or is stopping.
+    Gateway,
+}
+
+/// Why a request gets no answer of an engine's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// A path that is not served.
+    #[error("there is no such route")]
+    NoRoute,
+    /// Another method than the route takes.
+    #[error("this route takes {0} alone")]
+    Method(&'static str),
+    /// A key is asked for, and none of those was given.
+    #[error("a valid API key is needed, as a bearer token")]
+    Key,
+    /// The body is larger than the limit, in bytes.
+    #[error("the body is larger than {0} bytes")]
+    BodyTooLarge(usize),
+    /// The body did not come whole.
+    #[error("the body could not be read to its end")]
+    BodyCut,
+    /// Too many bytes of bodies wait already.
+    #[error("too many large requests are in flight")]
+    NoRoom,
+    /// The body is not what the route takes.
+    #[error("{0}")]
+    Request(#[from] RequestError),
+    /// The session's name is not one.
+    #[error("{0}")]
+    Session(String),
+    /// The session is at rest.
+    #[error("session {id} is dormant: it was put to rest by {action}{}", row(*.witness))]
+    Dormant {
+        /// Its name.
+        id: String,
+        /// What put it to rest.
+        action: &'static str,
+        /// The row of that action.
+        witness: Option<u64>,
+    },
+    /// No worker serves that model.
+    #[error("the model `{0}` does not exist")]
+    Model(String),
+    /// Workers serve the model, and none of them now.
+    #[error("no worker can serve this now: the nearest is {phase}")]
+    NobodyServes {
+        /// The phase of the worker that is nearest to serving.
+        phase: Phase,
+        /// When to ask again.
+        retry_after: Duration,
+    },
+    /// As many requests wait for a worker as may.
+    #[error("no worker can serve this now, and too many requests wait for one")]
+    HoldFull {
+        /// When to ask again.
+        retry_after: Duration,
+    },
+    /// The route cannot be kept apart by tenant.
+    #[error("this route is not offered where tenants are kept apart")]
+    Isolation,
+    /// No connection to the worker.
+    #[error("the worker cannot be reached")]
+    Unreachable,
+    /// The worker said nothing for too long.
+    #[error("the worker did not answer in time")]
+    Silent,
+    /// The connection to the worker broke.
+    #[error("the connection to the worker broke")]
+    Cut,
+    /// The worker dropped the request before its first token.
+    #[error("the worker dropped the request")]
+    Dropped,
+    /// fak is stopping.
+    #[error("the gateway is stopping")]
+    Stopping,
+}
+
+fn row(witness: Option<u64>) -> String {
+    witness.map(|seq| format!(" (witness row {seq})")).unwrap_or_default()
+}
+
+impl Problem {
+    /// The status of the answer.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::NoRoute | Self::Model(_) => StatusCode::NOT_FOUND,
+            Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Key => StatusCode::UNAUTHORIZED,
+            Self::BodyTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BodyCut | Self::Request(_) | Self::Session(_) => StatusCode::BAD_REQUEST,
+            Self::Dormant { .. } => StatusCode::CONFLICT,
+            Self::Isolation => StatusCode::FORBIDDEN,
+            Self::NobodyServes { .. }
+            | Self::HoldFull { .. }
+            | Self::NoRoom
+            | Self::Dropped
+            | Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unreachable | Self::Cut => StatusCode::BAD_GATEWAY,
+            Self::Silent => StatusCode::GATEWAY_TIMEOUT,
+        }
+    }
+
+    /// The `code` of the error body: one of a closed list.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NoRoute => "route_not_found",
+            Self::Method(_) => "method_not_allowed",
+            Self::Key => "invalid_api_key",
+            Self::BodyTooLarge(_) => "body_too_large",
+            Self::BodyCut => "body_cut",
+            Self::NoRoom => "too_many_bytes_in_flight",
+            Self::Request(_) => "invalid_request",
+            Self::Session(_) => "invalid_session",
+            Self::Dormant { .. } => "session_dormant",
+            Self::Model(_) => "model_not_found",
+            Self::NobodyServes { .. } => "no_serving_worker",
+            Self::HoldFull { .. } => "too_many_waiting",
+            Self::Isolation => "isolation_not_offered",
+            Self::Unreachable => "worker_unreachable",
+            Self::Silent => "worker_silent",
+            Self::Cut => "worker_connection_broke",
+            Self::Dropped => "worker_dropped_request",
+            Self::Stopping => "stopping",
+        }
+    }
+
+    /// Whose fault it is.
+    #[must_use]
+    pub fn side(&self) -> Side {
+        match self {
+            Self::NobodyServes { .. }
+            | Self::Unreachable
+            | Self::Silent
+            | Self::Cut
+            | Self::Dropped => Side::Worker,
+            Self::HoldFull { .. } | Self::NoRoom | Self::Stopping => Side::Gateway,
+            _ => Side::Client,
+        }
+    }
+
+    /// Whether another worker may do better, where nothing was sent to the client.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Unreachable | Self::Silent | Self::Cut | Self::Dropped)
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.side() {
+            Side::Client => match self {
+                Self::NoRoute | Self::Model(_) => "NotFoundError",
+                Self::Key => "AuthenticationError",
+                _ => "BadRequestError",
+            },
+            Side::Worker | Side::Gateway => "ServiceUnavailableError",
+        }
+    }
+
+    fn param(&self) -> Option<&'static str> {
+        match self {
+            Self::Request(error) => error.param(),
+            Self::Model(_) => Some("model"),
+            _ => None,
+        }
+    }
+
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::NobodyServes { retry_after, .. } | Self::HoldFull { retry_after } => {
+                Some(*retry_after)
+            }
+            Self::NoRoom | Self::Stopping | Self::Dropped => Some(Duration::from_secs(1)),
+            _ => None,
+        }
+    }
+
+    /// The error as OpenAI clients know it.
+    #[must_use]
+    pub fn body(&self) -> ErrorBody {
+        ErrorBody {
+            message: self.to_string(),
+            kind: self.kind().to_owned(),
+            param: self.param().map(str::to_owned),
+            code: Some(ErrorCode::Name(self.code().to_owned())),
+        }
+    }
+
+    /// The whole answer.
+    #[must_use]
+    pub fn answer(&self) -> Response<Body> {
+        let mut response = Response::new(Body::full(Bytes::from(self.body().to_bytes())));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(after) = self.retry_after() {
+            headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+        }
+        response
+    }
+}
+
+impl From<&engine::Error> for Problem {
+    fn from(error: &engine::Error) -> Self {
+        match error {
+            engine::Error::Unreachable(_) => Self::Unreachable,
+            engine::Error::TimedOut { .. } => Self::Silent,
+            engine::Error::Cut(_) | engine::Error::TooLarge { .. } => Self::Cut,
+        }
+    }
+}

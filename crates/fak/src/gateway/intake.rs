@@ -1,0 +1,256 @@
+//! From a client's request to one that can be sent: route, key, body, session, and the few fields
+//! that fak reads or sets.
+//!
+//! Invariant: what is sent is what came, byte for byte, but for the fields that are set here: the
+//! salt and priority of tenants kept apart, and usage that fak asks for on a client's behalf.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fak_wire::openai::{Api, Request};
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use http::{Method, Request as HttpRequest};
+use hyper::body::Body as HttpBody;
+use serde_json::{Map, Value};
+use tokio::time::Instant;
+
+use super::body::Whole;
+use super::dispatch::Job;
+use super::error::Problem;
+use super::{Shared, headers, models};
+use crate::engine::{Data, Identity, Isolation};
+use crate::sessions::Turn;
+
+/// Who vouches for a tenant: the key list of this gateway.
+const AUTHORITY: &str = "fak";
+
+/// The route of a request: an inference route of vLLM's, byte for byte.
+pub(super) fn route(method: &Method, path: &str) -> Result<Data, Problem> {
+    let route = Data::from_path(path).filter(|_| path.starts_with("/v1/"));
+    let route = route.ok_or(Problem::NoRoute)?;
+    if route.method() != *method {
+        return Err(Problem::Method(if route.method() == Method::GET { "GET" } else { "POST" }));
+    }
+    Ok(route)
+}
+
+fn api(route: Data) -> Option<Api> {
+    match route {
+        Data::ChatCompletions => Some(Api::Chat),
+        Data::Completions => Some(Api::Completions),
+        _ => None,
+    }
+}
+
+impl Shared {
+    /// Reads a request to its end and prepares it.
+    pub(super) async fn intake<B>(
+        &self,
+        route: Data,
+        request_id: &HeaderValue,
+        request: HttpRequest<B>,
+    ) -> Result<Job, Problem>
+    where
+        B: HttpBody<Data = Bytes> + Unpin,
+    {
+        let (parts, body) = request.into_parts();
+        let tenant = self.keys.tenant(&parts.headers)?;
+        let whole = self.room.read(body).await.inspect_err(|problem| {
+            if matches!(problem, Problem::BodyTooLarge(_)) {
+                self.metrics.too_large.inc();
+                tracing::warn!(path = route.path(), %problem, "a request is refused");
+            }
+        })?;
+        let since = Instant::now();
+        let mut job = self.job(route, whole, since)?;
+        job.turn = self.turn(&parts.headers, job.fields.as_ref())?;
+        job.rank = parts.headers.get(headers::RANK).and_then(|v| v.to_str().ok()?.parse().ok());
+        self.stamp(route, &mut job, tenant)?;
+        let headers = headers::to_engine(parts.headers, request_id);
+        self.finish(job, headers)
+    }
+
+    /// Takes the body apart where fak reads it.
+    fn job(&self, route: Data, whole: Whole, since: Instant) -> Result<Draft, Problem> {
+        let is_json = !matches!(route, Data::AudioTranscriptions | Data::AudioTranslations);
+        // Other routes have bodies of their own; of all that are JSON the model is read.
+        let fields = is_json
+            .then(|| Request::parse(api(route).unwrap_or(Api::Chat), &whole.bytes))
+            .transpose()?;
+        let model = match &fields {
+            Some(fields) => fields.model()?,
+            None => None,
+        };
+        if let Some(model) = &model
+            && !models::may_exist(&self.fleet.snapshot(), &self.config.models, model)
+        {
+            return Err(Problem::Model(model.clone()));
+        }
+        Ok(Draft { route, whole, fields, model, turn: None, rank: None, since, is_changed: false })
+    }
+
+    /// The session's turn, where the request names a session; refused where that is at rest.
+    fn turn(&self, headers: &HeaderMap, fields: Option<&Request>) -> Result<Option<Turn>, Problem> {
+        let Some(sessions) = &self.sessions else { return Ok(None) };
+        let turn = if let Some(named) = headers.get(headers::SESSION) {
+            let id = named.to_str().map_err(|error| Problem::Session(error.to_string()))?;
+            sessions.resolve(id).map_err(|error| Problem::Session(error.to_string()))?
+        } else {
+            let key = fields.map(Request::prompt_cache_key).transpose()?.flatten();
+            // OpenAI's field takes names that a session's cannot have; such a request is in none.
+            let Some(Ok(turn)) = key.map(|key| sessions.resolve(&key)) else { return Ok(None) };
+            turn
+        };
+        match turn.dormancy() {
+            None => Ok(Some(turn)),
+            Some(dormancy) => Err(Problem::Dormant {
+                id: turn.id().to_string(),
+                action: dormancy.action.as_str(),
+                witness: dormancy.witness,
+            }),
+        }
+    }
+
+    /// Writes salt and priority, where tenants are kept apart or a session is isolated.
+    fn stamp(
+        &self,
+        route: Data,
+        draft: &mut Draft,
+        tenant: Option<Arc<str>>,
+    ) -> Result<(), Problem> {
+        let own_salt = draft.turn.as_ref().and_then(Turn::salt);
+        let is_isolating = self.config.stamp.isolation() == Isolation::On;
+        if !is_isolating && own_salt.is_none() {
+            return Ok(());
+        }
+        // Routes that compute no prefix have no salt; those whose body vLLM takes no salt in cannot
+        // be kept apart.
+        let takes_salt =
+            matches!(route, Data::ChatCompletions | Data::Completions | Data::Responses);
+        let Some(fields) = draft.fields.as_mut().filter(|_| takes_salt) else {
+            let has_prefix = matches!(route, Data::Messages);
+            return if has_prefix { Err(Problem::Isolation) } else { Ok(()) };
+        };
+        if is_isolating {
+            let family = draft.model.clone().unwrap_or_default();
+            let identity = tenant.map(|tenant| Identity {
+                tenant: tenant.to_string(),
+                authority: AUTHORITY.to_owned(),
+                family,
+            });
+            self.config.stamp.apply(fields, identity.as_ref(), None);
+        }
+        if let Some(salt) = own_salt {
+            // Both count: an isolated session stays its tenant's.
+            let salt = match fields.cache_salt()? {
+                Some(tenant) => format!("{tenant}/{salt}"),
+                None => salt.to_string(),
+            };
+            fields.set_cache_salt(Some(&salt));
+        }
+        draft.is_changed = true;
+        self.metrics.salted.inc();
+        Ok(())
+    }
+
+    fn finish(&self, draft: Draft, mut headers: HeaderMap) -> Result<Job, Problem> {
+        let Draft { route, whole, fields, model, turn, rank, since, mut is_changed } = draft;
+        let mut request = fields;
+        let is_read = api(route).is_some();
+        let is_stream = match &request {
+            Some(fields) => fields.stream()?,
+            None => false,
+        };
+        let mut cuts_usage = false;
+        let (mut salt, mut choices) = (None, 1);
+        if let Some(fields) = request.as_mut().filter(|_| is_read) {
+            salt = fields.cache_salt()?.map(Arc::from);
+            choices = fields.choices()?;
+            if is_stream && !fields.include_usage()? {
+                ask_for_usage(fields)?;
+                (cuts_usage, is_changed) = (true, true);
+            }
+        }
+        let body = match &request {
+            Some(fields) if is_changed => Bytes::from(fields.to_bytes()),
+            _ => whole.bytes.clone(),
+        };
+        if route != Data::AudioTranscriptions && route != Data::AudioTranslations {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        let request = request.filter(|_| is_read);
+        Ok(Job {
+            route,
+            body,
+            headers,
+            model,
+            request,
+            salt,
+            is_stream,
+            cuts_usage,
+            choices,
+            rank,
+            turn,
+            since,
+            _whole: whole,
+        })
+    }
+}
+
+/// A request that is not ready yet.
+struct Draft {
+    route: Data,
+    whole: Whole,
+    fields: Option<Request>,
+    model: Option<String>,
+    turn: Option<Turn>,
+    rank: Option<u32>,
+    since: Instant,
+    is_changed: bool,
+}
+
+/// Asks for usage at the stream's end. Usage in every chunk, which the client would then get too,
+/// is taken back: without `include_usage` it counts for nothing (vLLM 0.32.0, source).
+fn ask_for_usage(fields: &mut Request) -> Result<(), Problem> {
+    if let Some(raw) = fields.raw("stream_options")
+        && let Ok(Some(mut options)) = serde_json::from_str::<Option<Map<String, Value>>>(raw)
+        && options.remove("continuous_usage_stats").is_some()
+    {
+        fields.set("stream_options", &options.into());
+    }
+    fields.set_include_usage(true)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_inference_routes_are_served() {
+        let at = |method: Method, path: &str| route(&method, path);
+        assert_eq!(at(Method::POST, "/v1/chat/completions"), Ok(Data::ChatCompletions));
+        assert_eq!(at(Method::GET, "/v1/models"), Ok(Data::Models));
+        assert_eq!(at(Method::GET, "/v1/chat/completions"), Err(Problem::Method("POST")));
+        for path in [
+            "/sleep",
+            "/wake_up",
+            "/pause",
+            "/reset_prefix_cache",
+            "/collective_rpc",
+            "/invocations",
+            "//sleep",
+            "/v1/../sleep",
+            "/%73leep",
+            "/SLEEP",
+            "/metrics",
+            "/tokenize",
+            "/health",
+            "/v1/chat/completions/",
+            "/v1/chat/completions/../../sleep",
+            "/v1/load_lora_adapter",
+        ] {
+            assert_eq!(at(Method::POST, path), Err(Problem::NoRoute), "{path}");
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! An answer on its way to the client: the engine's bytes, as they come, and what is learnt from
+//! them in passing.
+//!
+//! Invariant: nothing waits in here but the unfinished end of an event; the engine is read only as
+//! fast as the client reads; a client that leaves drops the engine's connection; and a stream that
+//! fails ends with exactly one error event, on a line of its own, and without the end marker.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use fak_wire::openai::{StreamEnd, Usage};
+use http::StatusCode;
+use hyper::body::{Body as _, Incoming};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::error::Problem;
+use super::frames::{Fate, Frames};
+use super::metrics::{Failure, Outcome};
+use super::reading::{Opening, Reading, usage_in};
+use super::ticket::Ticket;
+use crate::engine::BoxError;
+
+/// Bytes of a whole answer's end that are kept to read usage from: it is about 200 bytes long, and
+/// little comes behind it.
+const TAIL_BYTES_MAX: usize = 16 << 10;
+
+/// Set when streams are to end now, because fak stops; cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Cutoff(Arc<AtomicBool>);
+
+impl Cutoff {
+    /// Ends every stream when it is next polled.
+    pub fn cut(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether streams are to end.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// How an answer is read on its way.
+#[derive(Debug)]
+pub(super) enum Reader {
+    /// A stream of chat or completions.
+    Events(Frames, Reading),
+    /// A whole answer of those, by its last bytes.
+    Whole(Vec<u8>),
+    /// Not at all.
+    Unread,
+}
+
+/// The answer.
+#[derive(Debug)]
+pub(super) struct Relay {
+    /// The engine's side; none once it has ended.
+    incoming: Option<Incoming>,
+    reader: Reader,
+    /// Bytes that were read and wait for the client.
+    ready: Option<Bytes>,
+    silence: Silence,
+    cutoff: Cutoff,
+    /// How it ended, until the ticket is there to be told.
+    ended: Option<(Outcome, Option<Usage>)>,
+    /// It ended with an error that another worker may not have.
+    is_unavailable: bool,
+    /// How it ends if nothing fails.
+    whole: Outcome,
+    ticket: Option<Ticket>,
+}
+
+/// How long the engine says nothing. One timer, set again only when it fires: a chunk costs a clock
+/// reading.
+#[derive(Debug)]
+struct Silence {
+    timer: Pin<Box<Sleep>>,
+    heard: Instant,
+    most: Duration,
+}
+
+impl Silence {
+    /// Whether it has lasted too long. Wakes the task when it has.
+    fn poll(&mut self, cx: &mut Context<'_>) -> bool {
+        use std::future::Future as _;
+        while self.timer.as_mut().poll(cx).is_ready() {
+            let until = self.heard + self.most;
+            if until <= Instant::now() {
+                return true;
+            }
+            self.timer.as_mut().reset(until);
+        }
+        false
+    }
+}
+
+/// What a relay bounds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// When the first byte is due.
+    pub(super) first_by: Instant,
+    /// How long nothing may come after it.
+    pub(super) idle: Duration,
+}
+
+impl Relay {
+    /// Relays `incoming`, of which nothing was read yet.
+    pub(super) fn new(incoming: Incoming, reader: Reader, bounds: Bounds, cutoff: Cutoff) -> Self {
+        let heard = bounds.first_by.checked_sub(bounds.idle).unwrap_or(bounds.first_by);
+        let timer = Box::pin(sleep_until(bounds.first_by));
+        let silence = Silence { timer, heard, most: bounds.idle };
+        Self {
+            incoming: Some(incoming),
+            reader,
+            ready: None,
+            silence,
+            cutoff,
+            ended: None,
+            is_unavailable: false,
+            whole: Outcome::Ok,
+            ticket: None,
+        }
+    }
+
+    /// Reads on until there is something for the client. What fails before that can be answered
+    /// otherwise. Safe to drop and call again.
+    pub(super) async fn open(&mut self) -> Result<Opening, Problem> {
+        match std::future::poll_fn(|cx| self.read(cx)).await {
+            Read::Bytes | Read::End => {}
+            Read::Broken => return Err(Problem::Cut),
+            Read::Silent => return Err(Problem::Silent),
+            Read::Stopped => return Err(Problem::Stopping),
+        }
+        match (&self.ended, &self.reader) {
+            (Some((Outcome::Failed(Failure::Cut), _)), _) => Err(Problem::Cut),
+            (Some((Outcome::Failed(Failure::Dropped), _)), _) => Ok(Opening::Dropped),
+            (Some((Outcome::Failed(Failure::Error), _)), _) if self.is_unavailable => {
+                Ok(Opening::Unavailable)
+            }
+            (_, Reader::Events(_, reading)) => Ok(reading.opening()),
+            _ => Ok(Opening::Fine),
+        }
+    }
+
+    /// The answer goes to the client from here on: `ticket` is told how it ends, or ended.
+    pub(super) fn board(&mut self, mut ticket: Ticket) {
+        match self.ended.take() {
+            Some((outcome, usage)) => ticket.end(outcome, usage),
+            None => self.ticket = Some(ticket),
+        }
+    }
+
+    /// Whether it is a stream that is read.
+    pub(super) fn is_events(&self) -> bool {
+        matches!(self.reader, Reader::Events(..))
+    }
+
+    /// The answer has this status: an error is one though it comes whole.
+    pub(super) fn answers(&mut self, status: StatusCode) {
+        if status.is_client_error() {
+            self.whole = Outcome::Refused;
+        } else if status.is_server_error() {
+            self.whole = Outcome::Failed(Failure::Error);
+        }
+    }
+
+    /// Whether all of it was given out.
+    pub(super) fn is_over(&self) -> bool {
+        self.incoming.is_none() && self.ready.is_none()
+    }
+
+    /// The next bytes.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BoxError>>> {
+        loop {
+            if let Some(bytes) = self.ready.take() {
+                return Poll::Ready(Some(Ok(bytes)));
+            }
+            if self.incoming.is_none() {
+                return Poll::Ready(None);
+            }
+            let failure = match self.read(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Read::Bytes | Read::End) => continue,
+                Poll::Ready(Read::Broken) => Failure::Cut,
+                Poll::Ready(Read::Silent) => Failure::Silent,
+                Poll::Ready(Read::Stopped) => Failure::Stopped,
+            };
+            if let Err(error) = self.fail(failure) {
+                return Poll::Ready(Some(Err(error)));
+            }
+        }
+    }
+
+    /// Reads once from the engine, into `ready`.
+    fn read(&mut self, cx: &mut Context<'_>) -> Poll<Read> {
+        loop {
+            let Some(incoming) = &mut self.incoming else { return Poll::Ready(Read::End) };
+            match Pin::new(incoming).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    self.silence.heard = Instant::now();
+                    let Ok(bytes) = frame.into_data() else { continue };
+                    self.take(bytes);
+                    if self.ready.is_some() {
+                        return Poll::Ready(Read::Bytes);
+                    }
+                }
+                Poll::Ready(Some(Err(_))) => return Poll::Ready(Read::Broken),
+                Poll::Ready(None) => {
+                    self.end();
+                    return Poll::Ready(Read::End);
+                }
+                Poll::Pending if self.cutoff.is_cut() => return Poll::Ready(Read::Stopped),
+                Poll::Pending if self.silence.poll(cx) => return Poll::Ready(Read::Silent),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    fn take(&mut self, bytes: Bytes) {
+        let mut is_last = false;
+        let kept = match &mut self.reader {
+            Reader::Events(frames, reading) => {
+                let cut = frames.push(bytes, |event| reading.event(event));
+                is_last = cut.is_last;
+                cut.bytes
+            }
+            Reader::Whole(tail) => {
+                keep_tail(tail, &bytes);
+                bytes
+            }
+            Reader::Unread => bytes,
+        };
+        self.ready = Some(kept).filter(|bytes| !bytes.is_empty());
+        let is_all = self.incoming.as_ref().is_none_or(hyper::body::Body::is_end_stream);
+        if is_last || (is_all && !matches!(self.reader, Reader::Events(..))) {
+            // Not left to the next poll: of a body whose length is known there may be none.
+            self.end();
+        }
+    }
+
+    /// The engine's side has ended, by itself or by an error that was the last event.
+    fn end(&mut self) {
+        self.incoming = None;
+        let (outcome, usage) = match std::mem::replace(&mut self.reader, Reader::Unread) {
+            Reader::Events(frames, reading) => self.end_events(frames, reading),
+            Reader::Whole(tail) => (self.whole, usage_in(&tail)),
+            Reader::Unread => (self.whole, None),
+        };
+        self.tell(outcome, usage);
+    }
+
+    fn tell(&mut self, outcome: Outcome, usage: Option<Usage>) {
+        match &mut self.ticket {
+            Some(ticket) => ticket.end(outcome, usage),
+            None => self.ended = Some((outcome, usage)),
+        }
+    }
+
+    fn end_events(&mut self, frames: Frames, mut reading: Reading) -> (Outcome, Option<Usage>) {
+        if frames.is_opaque() {
+            return (Outcome::Ok, reading.usage());
+        }
+        let held = frames.into_held();
+        // An end marker needs no empty line where the stream ends with it.
+        if !held.is_empty()
+            && reading.event(&[&held[..], b"\n\n"].concat()) == Fate::Keep
+            && reading.is_done()
+        {
+            self.give(held);
+        }
+        self.is_unavailable = reading.opening() == Opening::Unavailable;
+        let usage = reading.usage();
+        let failure = match reading.end() {
+            StreamEnd::Complete => return (Outcome::Ok, usage),
+            StreamEnd::Aborted => Failure::Aborted,
+            StreamEnd::Dropped => Failure::Dropped,
+            StreamEnd::Failed(_) => Failure::Error,
+            StreamEnd::Cut => {
+                self.give(Problem::Cut.body().to_event());
+                Failure::Cut
+            }
+        };
+        (Outcome::Failed(failure), usage)
+    }
+
+    /// Ends the answer where the engine's side failed. An event stream gets its error event;
+    /// anything else is cut, as the engine's side was.
+    fn fail(&mut self, failure: Failure) -> Result<(), BoxError> {
+        self.incoming = None;
+        let reader = std::mem::replace(&mut self.reader, Reader::Unread);
+        let (usage, is_told) = match &reader {
+            // What is held of an unfinished event is lost, so that the error is on a line of its
+            // own.
+            Reader::Events(frames, reading) => (reading.usage(), !frames.is_opaque()),
+            Reader::Whole(_) | Reader::Unread => (None, false),
+        };
+        self.tell(Outcome::Failed(failure), usage);
+        let problem = match failure {
+            Failure::Silent => Problem::Silent,
+            Failure::Stopped => Problem::Stopping,
+            _ => Problem::Cut,
+        };
+        if !is_told {
+            return Err(problem.into());
+        }
+        self.give(problem.body().to_event());
+        Ok(())
+    }
+
+    fn give(&mut self, bytes: Vec<u8>) {
+        self.ready = Some(match self.ready.take() {
+            None => bytes.into(),
+            Some(ready) => [&ready[..], &bytes].concat().into(),
+        });
+    }
+}
+
+enum Read {
+    Bytes,
+    End,
+    Broken,
+    Silent,
+    Stopped,
+}
+
+/// Keeps the last bytes, and never more than twice as many.
+fn keep_tail(tail: &mut Vec<u8>, bytes: &[u8]) {
+    let recent = &bytes[bytes.len().saturating_sub(TAIL_BYTES_MAX)..];
+    if tail.len() + recent.len() > 2 * TAIL_BYTES_MAX {
+        let old = tail.len().saturating_sub(TAIL_BYTES_MAX);
+        tail.drain(..old);
+    }
+    tail.extend_from_slice(recent);
+}

@@ -1,0 +1,95 @@
+//! What a request holds while it runs, and how its end is told.
+//!
+//! Invariant: every request ends exactly once: by what became of its answer, or, where that is
+//! dropped before, as cancelled by its client; and whatever it held is given back by then.
+
+use std::sync::Arc;
+
+use fak_wire::openai::Usage;
+use http::HeaderValue;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::audit::{Audit, Audits};
+use super::metrics::{Metrics, Outcome};
+use super::predicted::{Chunks, Predicted};
+use crate::engine::Data;
+use crate::fleet::Inside;
+
+/// A request that has not ended.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    metrics: Arc<Metrics>,
+    route: Option<Data>,
+    request_id: HeaderValue,
+    has_ended: bool,
+    /// Held while released requests run side by side.
+    pub(super) released: Option<OwnedSemaphorePermit>,
+    /// On which worker it is.
+    pub(super) aboard: Option<Aboard>,
+}
+
+/// A request on a worker. Dropping it leaves the worker.
+pub(super) struct Aboard {
+    pub(super) worker: Arc<str>,
+    pub(super) _inside: Inside,
+    pub(super) audit: Option<(Audits, Audit)>,
+    pub(super) prediction: Option<(Arc<Predicted>, Chunks, usize)>,
+}
+
+impl std::fmt::Debug for Aboard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Aboard").field("worker", &self.worker).finish_non_exhaustive()
+    }
+}
+
+impl Aboard {
+    /// The request failed here: what it was to leave in the cache does not come.
+    pub(super) fn failed(&mut self) {
+        if let Some((predicted, chunks, worker)) = self.prediction.take() {
+            predicted.remove(&chunks, worker);
+        }
+    }
+}
+
+impl Ticket {
+    pub(super) fn new(
+        metrics: &Arc<Metrics>,
+        route: Option<Data>,
+        request_id: HeaderValue,
+    ) -> Self {
+        metrics.in_flight.inc();
+        Self {
+            metrics: Arc::clone(metrics),
+            route,
+            request_id,
+            has_ended: false,
+            released: None,
+            aboard: None,
+        }
+    }
+
+    /// The request has ended; what comes after is not told.
+    pub(super) fn end(&mut self, outcome: Outcome, usage: Option<Usage>) {
+        if std::mem::replace(&mut self.has_ended, true) {
+            return;
+        }
+        self.metrics.in_flight.dec();
+        self.metrics.ended(self.route, outcome);
+        self.released = None;
+        let Some(mut aboard) = self.aboard.take() else { return };
+        if let Outcome::Failed(failure) = outcome {
+            aboard.failed();
+            let (id, worker) = (self.request_id.to_str().unwrap_or_default(), &aboard.worker);
+            tracing::warn!(request_id = id, %worker, cause = failure.as_str(), "a request failed");
+        }
+        if let (Outcome::Ok, Some((audits, audit))) = (outcome, aboard.audit.take()) {
+            audits.take(audit, usage);
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.end(Outcome::Cancelled, None);
+    }
+}
