@@ -22,6 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 pub use owner::{Config, Events, Owner};
 pub use translate::parts;
 
+use crate::events::stream::Handle;
 use crate::store::{self, Row};
 
 /// Commands that may wait for one owner.
@@ -67,6 +68,9 @@ enum Command {
     Act {
         request: Request,
         done: oneshot::Sender<Result<Row, Error>>,
+    },
+    Ranks {
+        done: oneshot::Sender<Vec<Handle>>,
     },
     /// Somebody was let down by the worker: look at it now.
     Look {
@@ -134,6 +138,18 @@ impl Lifecycle {
         let hold = self.hold(worker)?;
         hold.commands.send(Command::Look { done }).await.map_err(|_| Error::Stopped)?;
         looked.await.map_err(|_| Error::Stopped)
+    }
+
+    /// The worker's ranks, by their streams.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownWorker`], [`Error::Stopped`].
+    pub async fn ranks(&self, worker: &str) -> Result<Vec<Handle>, Error> {
+        let (done, ranks) = oneshot::channel();
+        let hold = self.hold(worker)?;
+        hold.commands.send(Command::Ranks { done }).await.map_err(|_| Error::Stopped)?;
+        ranks.await.map_err(|_| Error::Stopped)
     }
 
     fn hold(&self, worker: &str) -> Result<&Hold, Error> {

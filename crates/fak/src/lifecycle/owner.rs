@@ -137,6 +137,8 @@ impl Owner {
                 }
                 command = self.commands.recv() => match command {
                     Some(Command::Act { request, done }) => self.obey(request, done).await,
+                    // Whoever asked may have left.
+                    Some(Command::Ranks { done }) => drop(done.send(self.ranks.clone())),
                     Some(Command::Look { done }) => {
                         self.look().await;
                         // Whoever asked may have left.
@@ -162,7 +164,11 @@ impl Owner {
         if let Err(error) = self.take_in(&look).await {
             tracing::error!(worker = %self.worker.id, error = error_chain(&error), "a row is lost");
         }
-        self.send_markers().await;
+        if self.state.is_serving() && self.worker.door.is_shut() {
+            self.settle().await;
+        } else {
+            self.send_markers().await;
+        }
         self.publish();
     }
 

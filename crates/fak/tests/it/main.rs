@@ -3,5 +3,6 @@
 mod admin;
 mod engine;
 mod events;
+mod lifecycle;
 mod run;
 mod store;

@@ -11,6 +11,7 @@ use super::fields::{
     Fields, invalid, json_object, missing, python_json_error, query, query_flag, quoted,
 };
 use super::{Answer, ApiError, Call, empty, json_answer, ok};
+use crate::core::connector::Connector;
 use crate::core::control::{Failure, PauseAsk, PauseMode};
 use crate::life::Life;
 
@@ -85,7 +86,7 @@ pub(super) async fn call(life: &Arc<Life>, call: &Call) -> Result<Answer, ApiErr
         "/reset_mm_cache" | "/reset_encoder_cache" => Ok(empty(StatusCode::OK)),
         "/collective_rpc" => collective_rpc(life, call),
         "/abort_requests" => abort(life, call),
-        "/server_info" => Ok(ok(&server_info(life))),
+        "/server_info" => Ok(ok(&server_info(life, call))),
         "/get_world_size" => world_size(life, call),
         _ => weights(life, call),
     }
@@ -347,16 +348,38 @@ fn weights(life: &Life, call: &Call) -> Result<Answer, ApiError> {
     }
 }
 
-fn server_info(life: &Life) -> Value {
+/// The configuration: a text, or with `config_format=json` an object; of that the parts that say
+/// what the caches are.
+fn server_info(life: &Life, call: &Call) -> Value {
     let config = &life.config;
-    let text = format!(
-        "model='{}', max_seq_len={}, data_parallel_size={}, enable_prefix_caching=True, \
-         block_size={}, kv_connector={}",
-        config.model,
-        config.max_model_len,
-        life.ranks.len(),
-        config.block_size,
-        config.connector.class_name()
-    );
-    json!({"vllm_config": text, "vllm_env": {}, "system_env": {}})
+    let as_json = query(call, "config_format") == Some("json");
+    let vllm_config = if as_json {
+        json!({
+            "cache_config": {"block_size": config.block_size, "enable_prefix_caching": true},
+            "parallel_config": {"data_parallel_size": life.ranks.len()},
+            "kv_transfer_config": kv_transfer_config(config.connector),
+        })
+    } else {
+        let (model, ranks) = (&config.model, life.ranks.len());
+        json!(format!(
+            "model='{model}', max_seq_len={}, data_parallel_size={ranks}, \
+             enable_prefix_caching=True",
+            config.max_model_len
+        ))
+    };
+    json!({"vllm_config": vllm_config, "vllm_env": {}, "system_env": {}})
+}
+
+fn kv_transfer_config(connector: Connector) -> Value {
+    let one = |connector: Connector| json!({"kv_connector": connector.class_name()});
+    match connector {
+        Connector::None => Value::Null,
+        Connector::Offloading | Connector::Mooncake => one(connector),
+        Connector::Multi => json!({
+            "kv_connector": connector.class_name(),
+            "kv_connector_extra_config": {
+                "connectors": [one(Connector::Offloading), one(Connector::Mooncake)],
+            },
+        }),
+    }
 }

@@ -1,0 +1,142 @@
+//! Owners of workers against simulated engines that know the truth: each action ends in the row of
+//! the decision table, and no claim outlives what it was made on.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod faults;
+mod rig;
+
+use fak_kernel::witness::{Level, Mode, Move, Parts, Weights};
+use fak_kernel::{Disposition, Phase, Tier};
+
+use rig::{Rig, prompt};
+
+fn sleep(level: Level) -> Move {
+    Move::Sleep { level: Some(level), mode: Mode::Abort, keep_tier: false }
+}
+
+fn wake() -> Move {
+    Move::Wake { tags: Parts::NONE, weights: Weights::Same }
+}
+
+const RESET: Move = Move::Reset { external: false, running: false };
+const PAUSE: Move = Move::Pause { mode: Mode::Keep, clear: false, keep_tier: false };
+
+#[tokio::test]
+async fn a_worker_that_is_met_awake_serves_and_has_a_row() {
+    let rig = Rig::start().await;
+    let state = rig.state();
+    assert!(state.is_serving() && !rig.worker().door.is_shut());
+    assert_eq!(state.models.iter().map(|m| &**m).collect::<Vec<_>>(), ["tiny"]);
+    let row = rig.last_row().await;
+    assert_eq!((row.action.as_str(), row.kv), ("drift", Disposition::Unknown));
+    assert_eq!(row.phase, Phase::Serving);
+}
+
+#[tokio::test]
+async fn a_sleep_and_a_wake_forget_and_fresh_stores_are_claimed_again() {
+    for level in [Level::One, Level::Two] {
+        let rig = Rig::start().await;
+        rig.warm(&prompt(1)).await;
+        let row = rig.act(sleep(level)).await;
+        assert_eq!((row.phase, row.kv), (Phase::Sleeping, Disposition::Forgotten));
+        assert_eq!(row.tiers.get(Tier::Cpu), Some(Disposition::Forgotten));
+        assert!(row.warm_demoted && !row.serving);
+        assert_eq!(row.evidence.as_str(), "observed");
+        assert!(rig.worker().door.is_shut() && !rig.state().is_serving());
+        assert_eq!(rig.claim(&prompt(1)), 0);
+        let row = rig.act(wake()).await;
+        assert_eq!((row.phase, row.kv), (Phase::Serving, Disposition::Unknown));
+        assert_eq!(rig.claim(&prompt(1)), 0, "nothing was stored since");
+        assert!(!rig.worker().door.is_shut());
+        rig.warm(&prompt(1)).await;
+        assert_eq!(rig.claim(&prompt(1)), rig.sim.holds(&prompt(1), None).gpu);
+    }
+}
+
+#[tokio::test]
+async fn a_preserving_pause_keeps_what_was_claimed() {
+    let rig = Rig::start().await;
+    rig.warm(&prompt(1)).await;
+    let claimed = rig.claim(&prompt(1));
+    let row = rig.act(PAUSE).await;
+    assert_eq!((row.phase, row.kv), (Phase::Paused, Disposition::Preserved));
+    assert!(!row.warm_demoted);
+    let row = rig.act(Move::Resume).await;
+    assert_eq!((row.phase, row.kv), (Phase::Serving, Disposition::Preserved));
+    assert_eq!(rig.claim(&prompt(1)), claimed);
+    assert_eq!(rig.sim.holds(&prompt(1), None).gpu, claimed);
+}
+
+#[tokio::test]
+async fn a_reset_forgets_the_gpu_and_keeps_the_cpu_tier() {
+    let rig = Rig::start().await;
+    rig.warm(&prompt(1)).await;
+    rig.ask(&prompt(2)).await;
+    let row = rig.act(RESET).await;
+    assert_eq!((row.phase, row.kv), (Phase::Serving, Disposition::Forgotten));
+    assert_eq!(row.tiers.get(Tier::Cpu), Some(Disposition::Preserved));
+    assert_eq!(rig.claim_on(&prompt(1), Tier::Gpu), 0);
+}
+
+#[tokio::test]
+async fn repeated_and_illegal_moves_are_answered_and_never_sent() {
+    let rig = Rig::start().await;
+    rig.act(sleep(Level::One)).await;
+    let paused = rig.act(PAUSE).await;
+    let again = rig.act(sleep(Level::One)).await;
+    let resume = rig.act(Move::Resume).await;
+    for row in [paused, again, resume] {
+        assert_eq!((row.evidence.as_str(), row.phase), ("not_sent", Phase::Sleeping));
+        assert_eq!(row.reason, "already_asleep");
+    }
+    rig.act(wake()).await;
+    let row = rig.act(wake()).await;
+    assert_eq!((row.evidence.as_str(), &*row.reason), ("not_sent", "already_awake"));
+    let unnamed = Move::Sleep { level: None, mode: Mode::Abort, keep_tier: false };
+    assert_eq!(rig.act(unnamed).await.evidence.as_str(), "not_sent");
+}
+
+#[tokio::test]
+async fn a_sleep_behind_faks_back_is_drift_within_one_look() {
+    let rig = Rig::start().await;
+    rig.warm(&prompt(1)).await;
+    rig.post("/sleep?level=1").await;
+    rig.look().await;
+    let row = rig.last_row().await;
+    assert_eq!((row.action.as_str(), row.phase), ("drift", Phase::Sleeping));
+    assert_eq!(row.kv, Disposition::Forgotten);
+    assert!(!rig.state().is_serving() && rig.worker().door.is_shut());
+    assert_eq!(rig.claim(&prompt(1)), 0);
+    rig.post("/wake_up").await;
+    rig.look().await;
+    assert!(rig.state().is_serving());
+    assert_eq!(rig.claim(&prompt(1)), 0);
+    rig.warm(&prompt(2)).await;
+}
+
+#[tokio::test]
+async fn a_restart_is_a_row_and_forgets() {
+    let mut rig = Rig::start().await;
+    rig.warm(&prompt(1)).await;
+    let before = rig.state().incarnation.clone();
+    rig.sim.restart().await.unwrap();
+    rig.look().await;
+    let rows = rig.rows().await;
+    assert!(rows.iter().any(|r| r.action.as_str() == "restart" && r.kv == Disposition::Forgotten));
+    assert_ne!(rig.state().incarnation, before);
+    assert_eq!(rig.claim(&prompt(1)), 0);
+    rig.warm(&prompt(3)).await;
+}
+
+#[tokio::test]
+async fn a_keep_tier_sleep_is_refused_before_anything_is_paused() {
+    let rig = Rig::start().await;
+    rig.warm(&prompt(1)).await;
+    let claimed = rig.claim(&prompt(1));
+    let keep = Move::Sleep { level: Some(Level::One), mode: Mode::Abort, keep_tier: true };
+    let row = rig.act(keep).await;
+    assert_eq!((row.evidence.as_str(), &*row.reason), ("not_sent", "keep_tier_not_proven"));
+    assert!(rig.state().is_serving() && !rig.worker().door.is_shut());
+    assert_eq!(rig.claim(&prompt(1)), claimed);
+}

@@ -1,0 +1,160 @@
+//! One simulated engine with its owner, ledger and beliefs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fak::engine::{Client, Data, Endpoints, Engine, Outgoing, Timeouts};
+use fak::events::recorder::Recorder;
+use fak::events::stream::Sink;
+use fak::fleet::{Door, Fleet, State, Worker};
+use fak::lifecycle::{Config, Lifecycle, Request};
+use fak::runtime::{OnExit, TaskGroup};
+use fak::store::{Filter, Row, Store};
+use fak_index::{Index, Limits, Prompt, RankOptions};
+use fak_kernel::Tier;
+use fak_kernel::rank::Trust;
+use fak_kernel::witness::Move;
+use fak_sim::{Binds, Connector, Sim, SimConfig};
+
+pub(crate) struct Rig {
+    pub(crate) sim: Sim,
+    pub(crate) lifecycle: Lifecycle,
+    fleet: Fleet,
+    store: Store,
+    index: Arc<Index>,
+    engine: Engine,
+    _tasks: TaskGroup,
+}
+
+impl Rig {
+    pub(crate) async fn start() -> Self {
+        Self::with(SimConfig { connector: Connector::Offloading, ..SimConfig::default() }).await
+    }
+
+    /// As [`start`](Self::start), with little patience for control calls.
+    pub(crate) async fn hurried() -> Self {
+        let config = SimConfig { connector: Connector::Offloading, ..SimConfig::default() };
+        Self::within(config, Duration::from_millis(200)).await
+    }
+
+    pub(crate) async fn with(config: SimConfig) -> Self {
+        Self::within(config, Timeouts::default().control).await
+    }
+
+    async fn within(config: SimConfig, control: Duration) -> Self {
+        let sim = Sim::start(config, Binds::default()).await.unwrap();
+        let timeouts = Timeouts { control, ..Timeouts::default() };
+        let endpoints = Endpoints::new(&sim.base_url()).unwrap();
+        let engine = Engine::new(Client::new(None, timeouts).unwrap(), endpoints);
+        let worker = Worker { id: "w".into(), engine: engine.clone(), door: Door::new() };
+        let fleet = Fleet::new([worker]);
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        let index = Arc::new(Index::new(7, Limits::default()));
+        let config = Config {
+            fleet: fleet.clone(),
+            store: store.clone(),
+            sink: Sink {
+                index: Arc::clone(&index),
+                options: RankOptions::default(),
+                recorder: Arc::new(Recorder::new(64)),
+                notes: None,
+            },
+            events: BTreeMap::new(),
+            // Tests look when they want to know.
+            probe_every: Duration::from_secs(3600),
+            failures_max: 1,
+            patience: Duration::from_secs(60),
+            settle_within: Duration::from_secs(10),
+        };
+        let (lifecycle, owners) = Lifecycle::new(&config);
+        let mut tasks = TaskGroup::new();
+        for owner in owners {
+            let stop = tasks.shutdown();
+            tasks.spawn("owner", OnExit::StopProcess, owner.run(stop));
+        }
+        let rig = Self { sim, lifecycle, fleet, store, index, engine, _tasks: tasks };
+        rig.look().await;
+        rig.heard().await;
+        rig
+    }
+
+    /// Waits until every rank's beliefs are exact.
+    pub(crate) async fn heard(&self) {
+        let exact = |s: &State| !s.ranks.is_empty() && s.trust() == Trust::Exact;
+        let rank = self.lifecycle.ranks("w").await.unwrap().remove(0);
+        rank.wait_for(|s| s.trust == Trust::Exact).await.unwrap();
+        self.look().await;
+        assert!(exact(&self.state()));
+    }
+
+    pub(crate) fn worker(&self) -> Arc<Worker> {
+        Arc::clone(&self.fleet.snapshot().get("w").unwrap().worker)
+    }
+
+    pub(crate) fn state(&self) -> Arc<State> {
+        Arc::clone(&self.fleet.snapshot().get("w").unwrap().state)
+    }
+
+    pub(crate) async fn look(&self) {
+        self.lifecycle.look("w").await.unwrap();
+    }
+
+    pub(crate) async fn act(&self, mv: Move) -> Row {
+        self.lifecycle.act("w", Request::new(mv)).await.unwrap()
+    }
+
+    pub(crate) async fn rows(&self) -> Vec<Row> {
+        self.store.rows(&Filter::default()).await.unwrap()
+    }
+
+    pub(crate) async fn last_row(&self) -> Row {
+        self.store.last_row("w").await.unwrap().unwrap()
+    }
+
+    pub(crate) async fn ask(&self, prompt: &[u32]) {
+        let body = serde_json::json!({"model": "tiny", "prompt": prompt, "max_tokens": 1});
+        let to = self.engine.endpoints().data(Data::Completions);
+        let request = Outgoing::to(to).json(body.to_string().into());
+        let answer = self.engine.client().send(request, Timeouts::default().unary).await.unwrap();
+        assert_eq!(answer.status, 200);
+    }
+
+    /// Sends a prompt, and waits until what the engine's gpu holds of it is claimed.
+    pub(crate) async fn warm(&self, prompt: &[u32]) {
+        self.ask(prompt).await;
+        let held = self.sim.holds(prompt, None).gpu;
+        assert!(held > 0);
+        let rank = self.lifecycle.ranks("w").await.unwrap().remove(0);
+        let claimed = rank.wait_for(|_| self.claim_on(prompt, Tier::Gpu) == held);
+        tokio::time::timeout(Duration::from_secs(10), claimed).await.unwrap().unwrap();
+    }
+
+    pub(crate) fn claim(&self, prompt: &[u32]) -> usize {
+        Tier::ALL.iter().map(|t| self.claim_on(prompt, *t)).sum()
+    }
+
+    pub(crate) fn claim_on(&self, prompt: &[u32], tier: Tier) -> usize {
+        let rank = self.state().ranks[0].id;
+        let prompt = Prompt { tokens: prompt, lora: None, salt: None };
+        self.index.held(rank, &prompt).blocks.get(tier) as usize
+    }
+
+    /// Somebody else's call, behind fak's back.
+    pub(crate) async fn post(&self, path: &str) {
+        let url = format!("{}{path}", self.sim.base_url());
+        let (host, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let mut stream = tokio::net::TcpStream::connect(host).await.unwrap();
+        let head = "HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        let head = format!("POST /{path} {head}");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+}
+
+pub(crate) fn prompt(label: u32) -> Vec<u32> {
+    (0..100).map(|n| 300 + label * 100 + n).collect()
+}
