@@ -129,6 +129,7 @@ pub fn router(state: AdminState) -> Router {
         .merge(control)
         .method_not_allowed_fallback(error::method_not_allowed)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(middleware::map_response(error::shaped))
         .with_state(state)
 }
 

@@ -7,7 +7,8 @@ mod run;
 mod sim;
 mod witness;
 
-use crate::cli::{Cli, Command, Exit, WitnessCommand};
+use crate::cli::client::{self, Client};
+use crate::cli::{self, Cli, Command, Exit, WitnessCommand};
 
 /// Why a command ended early.
 #[derive(Debug)]
@@ -39,6 +40,23 @@ pub async fn run(cli: Cli) -> Result<Exit, Error> {
     match cli.command {
         Command::Run(args) => run::run(&args).await,
         Command::Sim(args) => sim::serve(&args).await,
-        Command::Witness { command: WitnessCommand::Table { json } } => witness::print(json),
+        Command::Session(args) => Ok(cli::session::run(&args, &client()?).await?),
+        Command::Worker(args) => Ok(cli::worker::run(&args, &client()?).await?),
+        Command::Witness { command } => match command {
+            WitnessCommand::Table { json } => witness::print(json),
+            WitnessCommand::Ls(args) => Ok(cli::witness::list(&args, &client()?).await?),
+            WitnessCommand::Tail(args) => Ok(cli::witness::tail(&args, &client()?).await?),
+        },
+    }
+}
+
+/// The running fak that clients ask.
+fn client() -> Result<Client, Error> {
+    Ok(Client::from_environment()?)
+}
+
+impl From<client::Error> for Error {
+    fn from(error: client::Error) -> Self {
+        Self { exit: error.exit(), cause: error.into() }
     }
 }

@@ -3,8 +3,14 @@
 //! Invariant: whatever can be checked without doing anything is checked before anything is done;
 //! bad usage exits 64.
 
+pub mod action;
+pub mod client;
 pub mod report;
+pub mod session;
+mod table;
 pub mod trace;
+pub mod witness;
+pub mod worker;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,9 +32,13 @@ pub struct Cli {
 pub enum Command {
     /// Run a trace of tool calls against an engine and audit what it reused.
     Run(RunArgs),
+    /// Sessions, and the workers behind them. Asks the fak of FAK_ADDR, with the key of FAK_KEY.
+    Session(session::SessionArgs),
+    /// Workers. Asks the fak of FAK_ADDR, with the key of FAK_KEY.
+    Worker(worker::WorkerArgs),
     /// Serve a simulated vLLM until Ctrl-C.
     Sim(SimArgs),
-    /// What each action means for each cache tier.
+    /// What each action means for each cache tier, and what became of those that were done.
     Witness {
         /// What to show.
         #[command(subcommand)]
@@ -45,6 +55,10 @@ pub enum WitnessCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Rows of the ledger. Asks the fak of FAK_ADDR, with the key of FAK_KEY.
+    Ls(witness::LsArgs),
+    /// Rows as they get their outcome. Asks the fak of FAK_ADDR, with the key of FAK_KEY.
+    Tail(witness::TailArgs),
 }
 
 const RUN_HELP: &str = "\

@@ -36,6 +36,10 @@ pub mod names {
     pub const LISTEN: &str = "FAK_LISTEN";
     /// The gateway's database.
     pub const DB: &str = "FAK_DB";
+    /// Where the clients of the control API find fak.
+    pub const ADDR: &str = "FAK_ADDR";
+    /// The admin key that they show.
+    pub const KEY: &str = "FAK_KEY";
     /// What is logged, as in `fak=debug`; warnings where it is not set.
     pub const LOG: &str = "FAK_LOG";
 }

@@ -5,7 +5,7 @@
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::header::{AUTHORIZATION, HOST, HeaderMap, ORIGIN, WWW_AUTHENTICATE};
 use http::uri::Authority;
@@ -30,20 +30,17 @@ pub(super) async fn require(
     State(state): State<AdminState>,
     request: Request,
     next: Next,
-) -> Result<Response, Response> {
-    use axum::response::IntoResponse as _;
-    match state.access.check(request.headers()) {
-        Ok(()) => Ok(next.run(request).await),
-        Err(error) => {
-            let is_unauthorized = error.status() == StatusCode::UNAUTHORIZED;
-            let mut response = error.into_response();
-            if is_unauthorized {
-                let scheme = HeaderValue::from_static("Bearer");
-                response.headers_mut().insert(WWW_AUTHENTICATE, scheme);
-            }
-            Err(response)
-        }
+) -> Response {
+    let Err(error) = state.access.check(request.headers()) else {
+        return next.run(request).await;
+    };
+    let is_unauthorized = error.status() == StatusCode::UNAUTHORIZED;
+    let mut response = error.into_response();
+    if is_unauthorized {
+        let scheme = HeaderValue::from_static("Bearer");
+        response.headers_mut().insert(WWW_AUTHENTICATE, scheme);
     }
+    response
 }
 
 impl Access {

@@ -115,7 +115,7 @@ async fn run(
     };
     let workers = match meant(&state, parameters.worker()) {
         Ok(workers) => workers,
-        Err(response) => return response,
+        Err(invalid) => return invalid.into_response(),
     };
     let acts = workers.iter().map(|worker| act(&state, worker, mv));
     let ends = join_all(acts).await;
@@ -183,7 +183,7 @@ fn is_as_asked(state: &AdminState, row: &Row, mv: Move) -> bool {
 }
 
 /// The workers that a call is meant for.
-fn meant(state: &AdminState, worker: Option<&str>) -> Result<Vec<Arc<str>>, Response> {
+fn meant(state: &AdminState, worker: Option<&str>) -> Result<Vec<Arc<str>>, Invalid> {
     let fleet = state.fleet.snapshot();
     let all = fleet.workers.iter().map(|view| Arc::clone(&view.worker.id));
     let meant: Vec<_> = all.filter(|id| worker.is_none_or(|worker| **id == *worker)).collect();
@@ -192,8 +192,7 @@ fn meant(state: &AdminState, worker: Option<&str>) -> Result<Vec<Arc<str>>, Resp
             Some(worker) => format!("no worker is called `{worker}`"),
             None => "no worker is configured".to_owned(),
         };
-        let error = envelope(StatusCode::NOT_FOUND, "Not Found", &message, Some("query.worker"));
-        return Err((StatusCode::NOT_FOUND, Json(error)).into_response());
+        return Err(Invalid::unknown_worker(message));
     }
     Ok(meant)
 }
@@ -205,8 +204,7 @@ fn partial(ends: &[End]) -> Response {
     let status = if has_failed { StatusCode::BAD_GATEWAY } else { StatusCode::CONFLICT };
     let done = ends.iter().filter(|end| end.outcome == Outcome::Done).count();
     let message = format!("done on {done} of {} workers", ends.len());
-    let kind = status.canonical_reason().unwrap_or_default();
-    let mut body = envelope(status, kind, &message, None);
+    let mut body = envelope(status, &message, None);
     body["workers"] = ends.iter().map(tell).collect();
     (status, Json(body)).into_response()
 }
@@ -232,7 +230,7 @@ async fn flag(State(state): State<AdminState>, Query(pairs): Pairs, name: &str) 
     };
     let workers = match meant(&state, parameters.worker()) {
         Ok(workers) => workers,
-        Err(response) => return response,
+        Err(invalid) => return invalid.into_response(),
     };
     let looks = join_all(workers.iter().map(|worker| state.lifecycle.look(worker))).await;
     let fleet = state.fleet.snapshot();
@@ -255,8 +253,7 @@ async fn flag(State(state): State<AdminState>, Query(pairs): Pairs, name: &str) 
     } else {
         (StatusCode::BAD_GATEWAY, "a worker's state is not known")
     };
-    let kind = status.canonical_reason().unwrap_or_default();
-    let mut body = envelope(status, kind, message, None);
+    let mut body = envelope(status, message, None);
     let told = workers.iter().zip(&phases);
     body["workers"] =
         told.map(|(id, phase)| json!({ "worker": &**id, "phase": phase.as_str() })).collect();
@@ -264,7 +261,7 @@ async fn flag(State(state): State<AdminState>, Query(pairs): Pairs, name: &str) 
 }
 
 /// vLLM's error envelope.
-fn envelope(status: StatusCode, kind: &str, message: &str, param: Option<&str>) -> Value {
-    let code = status.as_u16();
+fn envelope(status: StatusCode, message: &str, param: Option<&str>) -> Value {
+    let (code, kind) = (status.as_u16(), status.canonical_reason().unwrap_or_default());
     json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
 }

@@ -6,6 +6,7 @@
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
+use http::header::CONTENT_TYPE;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -19,12 +20,12 @@ pub(super) struct Error {
     code: &'static str,
     message: String,
     param: Option<String>,
-    beside: Map<String, Value>,
+    beside: Vec<(&'static str, Value)>,
 }
 
 impl Error {
     pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        let (message, param, beside) = (message.into(), None, Map::new());
+        let (message, param, beside) = (message.into(), None, Vec::new());
         Self { status, code, message, param, beside }
     }
 
@@ -42,10 +43,10 @@ impl Error {
     }
 
     /// The same, with `value` beside it in the body.
-    pub(super) fn with(mut self, name: &str, value: impl Serialize) -> Self {
+    pub(super) fn with(mut self, name: &'static str, value: impl Serialize) -> Self {
         // What is shown is of this crate's own types, none of which fails to serialise.
         let value = serde_json::to_value(value).unwrap_or(Value::Null);
-        self.beside.insert(name.to_owned(), value);
+        self.beside.push((name, value));
         self
     }
 
@@ -65,7 +66,7 @@ impl IntoResponse for Error {
         let mut body = Map::new();
         let error = json!({ "message": message, "code": code, "param": param });
         body.insert("error".to_owned(), error);
-        body.extend(beside);
+        body.extend(beside.into_iter().map(|(name, value)| (name.to_owned(), value)));
         (status, Json(body)).into_response()
     }
 }
@@ -87,6 +88,19 @@ impl From<lifecycle::Error> for Error {
             }
         }
     }
+}
+
+/// Gives what the web framework refuses by itself (a body that is too long, a path that is no text)
+/// the shape of all other errors.
+pub(super) async fn shaped(response: Response) -> Response {
+    let status = response.status();
+    let kind = response.headers().get(CONTENT_TYPE);
+    let is_text = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"));
+    if !status.is_client_error() || !is_text {
+        return response;
+    }
+    let reason = status.canonical_reason().unwrap_or("bad request").to_lowercase();
+    Error::new(status, "bad_request", reason).into_response()
 }
 
 pub(super) async fn method_not_allowed() -> Error {

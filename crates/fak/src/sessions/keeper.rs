@@ -6,6 +6,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
@@ -14,6 +15,8 @@ use super::{Session, Sessions};
 use crate::runtime::Shutdown;
 use crate::store;
 
+/// Pause between two looks for sessions that are over: each holds up new ones for a moment.
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// Rows and sessions in one exchange with the store.
 const BATCH: usize = 500;
 
@@ -68,14 +71,16 @@ impl Keeper {
     pub async fn run(mut self, stop: Shutdown) {
         let mut tick = interval(self.sessions.shared.config.write_every);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut sweep = interval(SWEEP_EVERY);
+        sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = stop.requested() => break,
+                _ = sweep.tick() => self.sessions.sweep(),
                 // The store outlives the keeper, so the sender does, too.
                 _ = self.ledger.changed() => self.follow().await,
                 _ = tick.tick() => {
                     self.follow().await;
-                    self.sessions.sweep();
                     self.write().await;
                 }
             }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod cli;
 mod dropin;
 mod metrics;
 pub(crate) mod rig;
@@ -102,6 +103,16 @@ async fn options_that_are_unknown_misplaced_or_missing_are_refused_before_an_act
     assert_eq!(unknown.status, 404);
     let wrong = rig.ask("PUT", "/fak/v1/workers/w0/pause", &[], "").await;
     assert_eq!((wrong.status, &wrong.json()["error"]["code"]), (405, &json!("method_not_allowed")));
+    let long = format!(r#"{{"mode":"{}"}}"#, "x".repeat(1 << 20));
+    for (path, body, status) in
+        [("/fak/v1/workers/w0/pause", long.as_str(), 413), ("/fak/v1/workers/%ff/pause", "", 400)]
+    {
+        let answer = rig.post(path, body).await;
+        assert_eq!(
+            (answer.status, &answer.json()["error"]["code"]),
+            (status, &json!("bad_request"))
+        );
+    }
     let quarantine = rig.post("/fak/v1/workers/w0/quarantine", r#"{"flush":true}"#).await;
     assert_eq!(quarantine.status, 404);
     assert_eq!(rig.get("/fak/v1/witness?bogus=1").await.status, 400);

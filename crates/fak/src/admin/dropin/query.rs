@@ -18,15 +18,27 @@ const SHOWN_MAX: usize = 128;
 /// A parameter that is wrong.
 #[derive(Debug)]
 pub(super) struct Invalid {
+    status: StatusCode,
     message: String,
     param: String,
 }
 
 impl IntoResponse for Invalid {
     fn into_response(self) -> Response {
-        let status = StatusCode::BAD_REQUEST;
-        let body = envelope(status, "Bad Request", &self.message, Some(&self.param));
-        (status, Json(body)).into_response()
+        let body = envelope(self.status, &self.message, Some(&self.param));
+        (self.status, Json(body)).into_response()
+    }
+}
+
+impl Invalid {
+    fn new(message: String, param: String) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, message, param }
+    }
+
+    /// A worker that nobody knows.
+    pub(super) fn unknown_worker(message: String) -> Self {
+        let param = "query.worker".to_owned();
+        Self { status: StatusCode::NOT_FOUND, message, param }
     }
 }
 
@@ -72,12 +84,11 @@ impl Parameters {
             return Err(invalid("int_parsing", "level", message, text, ""));
         };
         match level {
-            0 => Err(Invalid {
-                message: "sleep level 0 is a pause under another name: ask for \
-                          /pause?clear_cache=false"
-                    .to_owned(),
-                param: "query.level".to_owned(),
-            }),
+            0 => {
+                let message = "sleep level 0 is a pause under another name: ask for \
+                               /pause?clear_cache=false";
+                Err(Invalid::new(message.to_owned(), "query.level".to_owned()))
+            }
             1 => Ok(Level::One),
             2 => Ok(Level::Two),
             3.. => {
@@ -135,17 +146,15 @@ pub(super) fn no_body(body: &Bytes, accepted: &[&str]) -> Result<(), Invalid> {
                 "`{name}` stands in the body, where it would do nothing: {}",
                 takes(accepted)
             );
-            Err(Invalid { message, param: format!("body.{name}") })
+            Err(Invalid::new(message, format!("body.{name}")))
         }
     }
 }
 
 fn not_taken(name: &str, accepted: &[&str]) -> Invalid {
     let name = shown(name);
-    Invalid {
-        message: format!("`{name}` is no parameter here: {}", takes(accepted)),
-        param: format!("query.{name}"),
-    }
+    let message = format!("`{name}` is no parameter here: {}", takes(accepted));
+    Invalid::new(message, format!("query.{name}"))
 }
 
 fn takes(accepted: &[&str]) -> String {
@@ -157,13 +166,11 @@ fn takes(accepted: &[&str]) -> String {
 /// One error as vLLM's validator words it.
 fn invalid(kind: &str, name: &str, message: &str, input: &str, context: &str) -> Invalid {
     let (message, input) = (quoted(message), quoted(&shown(input)));
-    Invalid {
-        message: format!(
-            "1 validation error:\n  {{'type': '{kind}', 'loc': 'query.{name}', 'msg': {message}, \
-             'input': {input}{context}}}"
-        ),
-        param: format!("query.{name}"),
-    }
+    let message = format!(
+        "1 validation error:\n  {{'type': '{kind}', 'loc': 'query.{name}', 'msg': {message}, \
+         'input': {input}{context}}}"
+    );
+    Invalid::new(message, format!("query.{name}"))
 }
 
 /// A text as Python's `repr` writes it: in double quotes where it holds a single one.

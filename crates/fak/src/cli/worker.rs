@@ -1,0 +1,99 @@
+//! `fak worker`: the workers themselves.
+
+use clap::{Args, Subcommand};
+
+use super::Exit;
+use super::action::{Action, Nothing, ask};
+use super::client::{Client, Error, segment};
+use super::table::{self, Table};
+use crate::admin::json::Worker;
+
+/// Arguments of `fak worker`.
+#[derive(Debug, Args)]
+pub struct WorkerArgs {
+    /// Print JSON.
+    #[arg(long, global = true)]
+    json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    command: WorkerCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum WorkerCommand {
+    /// List workers.
+    Ls,
+    /// Show one worker.
+    Status {
+        /// Its name.
+        id: String,
+    },
+    #[command(flatten)]
+    Act(Action<Nothing>),
+}
+
+/// Runs `fak worker`.
+///
+/// # Errors
+/// [`Error`], with the exit code that fits.
+pub async fn run(args: &WorkerArgs, client: &Client) -> Result<Exit, Error> {
+    let as_json = args.json;
+    match &args.command {
+        WorkerCommand::Ls => list(client, as_json).await,
+        WorkerCommand::Status { id } => {
+            let worker: Worker = client.get(&format!("/fak/v1/workers/{}", segment(id))).await?;
+            table::object(&worker, as_json)?;
+            Ok(Exit::Done)
+        }
+        WorkerCommand::Act(action) => ask(client, "workers", action.to_request()?, as_json).await,
+    }
+}
+
+async fn list(client: &Client, as_json: bool) -> Result<Exit, Error> {
+    let workers: Vec<Worker> = client.get("/fak/v1/workers").await?;
+    let head = ["WORKER", "PHASE", "SERVING", "STATE", "MODELS", "IN FLIGHT", "WEIGHTS", "WITNESS"];
+    let mut table = Table::new(head);
+    for worker in &workers {
+        table.add([
+            worker.id.clone(),
+            worker.phase.clone(),
+            if worker.serving { "yes" } else { "no" }.to_owned(),
+            worker.state.clone(),
+            worker.models.join(" "),
+            worker.in_flight.to_string(),
+            table::or_dash(worker.weight_version.as_ref()),
+            table::or_dash(worker.last_witness),
+        ]);
+    }
+    table.print(&workers, as_json)?;
+    Ok(Exit::Done)
+}
+
+/// Each worker with what is behind it.
+pub(super) async fn fleet(client: &Client, as_json: bool) -> Result<Exit, Error> {
+    let workers: Vec<Worker> = client.get("/fak/v1/workers").await?;
+    let head = ["WORKER", "PHASE", "TIERS", "SESSIONS", "CLAIMED", "CACHED", "WITNESS"];
+    let mut table = Table::new(head);
+    for worker in &workers {
+        table.add([
+            worker.id.clone(),
+            worker.phase.clone(),
+            tiers(worker),
+            worker.sessions.to_string(),
+            worker.claimed_tokens.to_string(),
+            worker.cached_tokens.to_string(),
+            table::or_dash(worker.last_witness),
+        ]);
+    }
+    table.print(&workers, as_json)?;
+    Ok(Exit::Done)
+}
+
+/// `gpu 120, cpu 40`: blocks that are proven there; `?` where nobody tells.
+fn tiers(worker: &Worker) -> String {
+    let one = |(tier, held): (&String, &serde_json::Value)| match held["blocks"].as_u64() {
+        Some(blocks) => format!("{tier} {blocks}"),
+        None => format!("{tier} ?"),
+    };
+    worker.tiers.iter().map(one).collect::<Vec<_>>().join(", ")
+}
