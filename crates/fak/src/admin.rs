@@ -119,6 +119,13 @@ const OPEN: &[Route] = &[
     ("/openapi.json", || get(openapi)),
 ];
 
+/// Whether `path` is the control API's: one of its routes, or anything below `/fak/`. All others
+/// are the data plane's.
+#[must_use]
+pub fn owns(path: &str) -> bool {
+    path.starts_with("/fak/") || CONTROL.iter().chain(OPEN).any(|(route, _)| *route == path)
+}
+
 /// The routes; the app adds those of the data plane to the same listener.
 pub fn router(state: AdminState) -> Router {
     let add = |router: Router<AdminState>, route: &Route| router.route(route.0, route.1());
@@ -155,5 +162,15 @@ mod tests {
         let described: BTreeSet<_> = paths.keys().map(String::as_str).collect();
         let routed: BTreeSet<_> = CONTROL.iter().chain(OPEN).map(|(path, _)| *path).collect();
         assert_eq!(described, routed);
+    }
+
+    #[test]
+    fn paths_that_only_resemble_a_route_are_not_the_control_apis() {
+        for path in ["/sleep", "/metrics", "/fak/v1/workers/w0/pause", "/fak/v9"] {
+            assert!(owns(path), "{path}");
+        }
+        for path in ["/", "/v1/models", "//sleep", "/SLEEP", "/%73leep", "/sleep/", "/fakir"] {
+            assert!(!owns(path), "{path}");
+        }
     }
 }

@@ -99,7 +99,6 @@ impl Session {
             salt: record.salt.as_deref().map(Arc::from),
             claimed: record.claimed_tokens,
             cached: record.cached_tokens,
-            judged: record.last_witness.unwrap_or(0),
             last_witness: record.last_witness,
             ..State::default()
         };
@@ -174,14 +173,15 @@ impl Session {
         if !is_on_worker && !is_through {
             return false;
         }
-        if row.evidence == Evidence::NotSent {
-            state.not_sent(row, is_on_worker, is_through)
-        } else if row.seq <= state.judged {
-            false
-        } else {
-            state.judge(row, is_on_worker);
-            true
+        if is_through || row.evidence != Evidence::NotSent {
+            state.last_witness = state.last_witness.max(Some(row.seq));
         }
+        let is_new = match (is_on_worker, row.evidence) {
+            (false, _) => false,
+            (true, Evidence::NotSent) => state.wake(row),
+            (true, _) => state.judge(row),
+        };
+        is_through || is_new
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -197,30 +197,24 @@ impl State {
     }
 
     /// Nothing was done: at most a worker turns out to serve that was thought not to.
-    fn not_sent(&mut self, row: &Row, is_on_worker: bool, is_through: bool) -> bool {
-        let wakes = is_on_worker && row.serving && self.dormancy.is_some();
-        if wakes {
-            self.dormancy = None;
-        }
-        if is_through {
-            self.last_witness = self.last_witness.max(Some(row.seq));
-        }
-        wakes || is_through
+    fn wake(&mut self, row: &Row) -> bool {
+        row.serving && self.dormancy.take().is_some()
     }
 
-    fn judge(&mut self, row: &Row, is_on_worker: bool) {
-        self.last_witness = self.last_witness.max(Some(row.seq));
+    /// Something was done on the session's worker: once for a row, in the order of the rows, for
+    /// a worker's owner does one thing at a time.
+    fn judge(&mut self, row: &Row) -> bool {
+        if row.seq <= self.judged {
+            return false;
+        }
         if super::is_intent(row) {
             // Beliefs went cold, or did not; what became of the worker comes with the outcome.
-            if row.warm_demoted && is_on_worker {
+            if row.warm_demoted {
                 self.shut(&PerTier::all(Disposition::Unknown));
             }
-            return;
+            return true;
         }
         self.judged = row.seq;
-        if !is_on_worker {
-            return;
-        }
         let mut kv = PerTier::all(Disposition::Unknown);
         for (tier, disposition) in &row.tiers.0 {
             *kv.get_mut(*tier) = *disposition;
@@ -232,6 +226,7 @@ impl State {
         } else if is_rest && matches!(row.phase, Phase::Paused | Phase::Sleeping) {
             self.dormancy = Some(Dormancy { action: row.action, witness: Some(row.seq) });
         }
+        true
     }
 }
 

@@ -1,3 +1,5 @@
+//! Sessions over a ledger in memory: who goes to rest, what opens a gate, what is forgotten.
+
 use std::sync::atomic::AtomicI64;
 
 use fak_kernel::vocab::PerTier;
@@ -162,6 +164,21 @@ async fn a_preserving_pause_leaves_the_gate_open() {
     intent.warm_demoted = true;
     sessions.apply(&intent);
     assert!(!sessions.get("s").expect("there").is_warm, "beliefs go cold with the intent");
+}
+
+#[tokio::test]
+async fn a_row_through_a_session_that_has_moved_hides_none_of_its_new_worker() {
+    let (sessions, _keeper, _) = open(Config::default()).await;
+    served(&sessions, "s", "w");
+    let mut elsewhere = slept(9);
+    (elsewhere.worker, elsewhere.session) = ("old".to_owned(), Some("s".to_owned()));
+    sessions.apply(&elsewhere);
+    let view = sessions.get("s").expect("there");
+    assert_eq!((view.dormancy, view.last_witness), (None, Some(9)));
+    sessions.apply(&slept(5));
+    let view = sessions.get("s").expect("there");
+    assert_eq!(view.dormancy, Some(Dormancy { action: Action::Sleep, witness: Some(5) }));
+    assert_eq!(view.last_witness, Some(9));
 }
 
 #[tokio::test]
