@@ -124,7 +124,7 @@ impl Client {
             if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
         let parts = with_scheme.parse::<Uri>().map_err(|_| bad())?.into_parts();
         let scheme = parts.scheme.filter(|s| *s == Scheme::HTTP || *s == Scheme::HTTPS);
-        let authority = parts.authority.filter(|authority| !authority.as_str().contains('@'));
+        let authority = parts.authority.filter(is_host_and_port);
         let is_bare = parts.path_and_query.is_none_or(|path| path == "/");
         let (Some(scheme), Some(authority), true) = (scheme, authority, is_bare) else {
             return Err(bad());
@@ -223,6 +223,12 @@ impl Client {
     fn not_fak(&self, problem: String) -> Error {
         Error::NotFak { address: self.authority.to_string(), problem }
     }
+}
+
+/// Without a name or a password, and with a port that is a number, if any.
+fn is_host_and_port(authority: &Authority) -> bool {
+    let port = authority.as_str().strip_prefix(authority.host());
+    port.is_some_and(|port| port.is_empty() || authority.port_u16().is_some())
 }
 
 fn unread(status: StatusCode) -> Failure {
