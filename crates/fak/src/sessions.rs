@@ -127,8 +127,8 @@ impl Sessions {
         sessions.into_iter().take(limit).map(|session| session.view()).collect()
     }
 
-    /// How many sessions each worker serves: those that are neither dormant nor over, and claimed
-    /// and cached tokens of all that are bound to it.
+    /// What each worker has of sessions: those that it served last and that are not over, and their
+    /// tokens.
     #[must_use]
     pub fn by_worker(&self) -> HashMap<Arc<str>, Load> {
         let mut loads = HashMap::<_, Load>::new();
@@ -136,8 +136,13 @@ impl Sessions {
             let view = session.view();
             let Some(worker) = &view.worker else { continue };
             let load = loads.entry(Arc::clone(worker)).or_default();
+            if view.dormancy.is_none() {
+                if self.is_over(&session) {
+                    continue;
+                }
+                load.active += 1;
+            }
             load.sessions += 1;
-            load.active += usize::from(view.dormancy.is_none() && !self.is_over(&session));
             load.claimed_tokens = load.claimed_tokens.saturating_add(view.claimed_tokens);
             load.cached_tokens = load.cached_tokens.saturating_add(view.cached_tokens);
         }
@@ -260,9 +265,9 @@ impl Sessions {
 /// What a worker has of sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Bound to it.
+    /// Bound to it and not over.
     pub sessions: usize,
-    /// Of those, the ones that are neither dormant nor over.
+    /// Of those, the ones that are not dormant.
     pub active: usize,
     /// Prompt tokens that fak claimed for them.
     pub claimed_tokens: u64,

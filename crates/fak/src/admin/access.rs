@@ -48,7 +48,9 @@ impl Access {
         let denied = |message| Err(Error::new(StatusCode::UNAUTHORIZED, "unauthorized", message));
         match &self.key {
             Some(key) => match given(headers) {
-                Some(given) if is_same(key.expose().as_bytes(), given) => Ok(()),
+                Some(given) if is_same(key.expose().as_bytes(), given) && !given.is_empty() => {
+                    Ok(())
+                }
                 Some(_) => denied("the admin key is wrong"),
                 None => denied("control needs the admin key, as a bearer token or x-fak-key"),
             },
@@ -134,6 +136,14 @@ mod tests {
             }
             assert_eq!(status(&access, &[("authorization", "Basic s3cret")]), 401);
             assert_eq!(status(&access, &[("authorization", "s3cret")]), 401);
+        }
+    }
+
+    #[test]
+    fn an_empty_key_opens_nothing() {
+        let access = Access { key: Some(Secret::new(String::new())), is_loopback_only: true };
+        for headers in [&[][..], &[("x-fak-key", "")], &[("authorization", "Bearer ")]] {
+            assert_eq!(status(&access, headers), 401, "{headers:?}");
         }
     }
 

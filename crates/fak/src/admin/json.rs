@@ -25,7 +25,7 @@ pub struct Worker {
     /// The tiers that it has, each with `blocks`: how many are proven there; null where no rank of
     /// it publishes events.
     pub tiers: Map<String, Value>,
-    /// Sessions that it serves.
+    /// Sessions that it served last and that are not over, the dormant ones included.
     pub sessions: u64,
     /// Requests inside.
     pub in_flight: u64,
@@ -41,8 +41,8 @@ pub struct Worker {
     pub incarnation: Option<String>,
     /// The engine's version.
     pub version: Option<String>,
-    /// Sessions that are bound to it, the dormant ones included.
-    pub sessions_bound: u64,
+    /// Of those sessions, the ones whose requests are taken.
+    pub sessions_active: u64,
     /// Prompt tokens that fak claimed to be cached, of those sessions.
     pub claimed_tokens: u64,
     /// Prompt tokens that engines took from their caches for them.

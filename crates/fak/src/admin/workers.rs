@@ -112,7 +112,7 @@ fn describe(state: &AdminState, view: &View, loads: &HashMap<Arc<str>, Load>) ->
         serving: now.is_serving(),
         state: now.trust().to_string(),
         tiers: tiers(state, now),
-        sessions: load.active as u64,
+        sessions: load.sessions as u64,
         in_flight: worker.door.in_flight() as u64,
         weight_version: owned(&now.weight_version),
         last_witness: now.last_witness,
@@ -120,7 +120,7 @@ fn describe(state: &AdminState, view: &View, loads: &HashMap<Arc<str>, Load>) ->
         progressing: now.is_progressing,
         incarnation: owned(&now.incarnation),
         version: owned(&now.version),
-        sessions_bound: load.sessions as u64,
+        sessions_active: load.active as u64,
         claimed_tokens: load.claimed_tokens,
         cached_tokens: load.cached_tokens,
     }

@@ -156,6 +156,26 @@ async fn acting_on_a_session_acts_on_its_worker_unless_others_are_active_there()
 }
 
 #[tokio::test]
+async fn sessions_rest_with_a_worker_that_was_told_to_and_move_on_from_one_that_was_not() {
+    let rig = Rig::start(2).await;
+    rig.served("told", "w0");
+    rig.served("untold", "w1");
+    let run =
+        async |id: &str| rig.get(&format!("/fak/v1/sessions/{id}")).await.json()["run"].clone();
+    rig.post("/sleep?worker=w0", "").await;
+    rig.behind(1, "/sleep?level=1").await;
+    rig.look(1).await;
+    assert_eq!((run("told").await, run("untold").await), (json!("dormant"), json!("active")));
+    let worker = rig.get("/fak/v1/workers/w0").await.json();
+    assert_eq!((&worker["sessions"], &worker["sessions_active"]), (&json!(1), &json!(0)));
+    rig.behind(0, "/wake_up").await;
+    rig.look(0).await;
+    while run("told").await != "active" {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
 async fn a_quarantine_flushes_the_worker_or_isolates_the_session() {
     let rig = Rig::start(1).await;
     rig.served("mine", "w0");
