@@ -3,7 +3,9 @@
 //! Invariant: nothing is sent to an engine before arguments, files and settings are found right.
 
 mod claims;
+mod doubt;
 mod run;
+mod serve;
 mod sim;
 mod witness;
 
@@ -39,6 +41,7 @@ impl Error {
 pub async fn run(cli: Cli) -> Result<Exit, Error> {
     match cli.command {
         Command::Run(args) => run::run(&args).await,
+        Command::Serve(args) => serve::serve(args).await,
         Command::Sim(args) => sim::serve(&args).await,
         Command::Session(args) => Ok(cli::session::run(&args, &client()?).await?),
         Command::Worker(args) => Ok(cli::worker::run(&args, &client()?).await?),

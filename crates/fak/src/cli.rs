@@ -36,6 +36,8 @@ pub enum Command {
     Session(session::SessionArgs),
     /// Workers. Asks the fak of FAK_ADDR, with the key of FAK_KEY.
     Worker(worker::WorkerArgs),
+    /// Serve OpenAI clients from a fleet of vLLM workers until SIGTERM or Ctrl-C.
+    Serve(ServeArgs),
     /// Serve a simulated vLLM until Ctrl-C.
     Sim(SimArgs),
     /// What each action means for each cache tier, and what became of those that were done.
@@ -126,6 +128,58 @@ impl EngineKind {
             Self::Sim => "sim",
         }
     }
+}
+
+const SERVE_HELP: &str = "\
+Settings come from flags, then the environment, then the file, then defaults.
+
+Environment:
+  FAK_LISTEN         where to listen; default 127.0.0.1:8080
+  FAK_DB             sqlite:PATH or postgres://USER@HOST:PORT/NAME; default: a SQLite file in
+                     $XDG_STATE_HOME/fak
+  FAK_ADMIN_KEY      what control has to show, as a bearer token; needed beyond loopback
+  FAK_VLLM_API_KEY   the workers' API key, sent to them alone
+  FAK_VLLM_BASE_URL  the one worker, where neither --worker nor the file names any
+  FAK_LOG            log filter, as in fak=debug; default: warn
+
+File (--config), with the defaults:
+  listen = \"127.0.0.1:8080\"
+  db = \"sqlite:/var/lib/fak/fak.db\"
+  probe_every_ms = 1000         # drift is found within this time
+  probe_failures_max = 2        # looks without an answer before a worker is lost
+  progress_patience_ms = 60000  # requests run without a token: suspect
+  settle_within_ms = 2000       # a worker's door stays shut for its events to settle
+  hold_ms = 0                   # how long a request waits for a worker that serves; 0: 503
+  hold_max = 1000               # how many may wait
+  first_byte_ms = 2000          # silence before a worker is looked at
+  body_bytes_max = 33554432
+  drain_ms = 30000              # for streams, after SIGTERM
+  [[worker]]
+  id = \"vllm-0\"
+  url = \"http://gpu-0:8000/v1\"
+  kv = \"tcp://gpu-0:5557\"      # where /kv_event_sources cannot tell
+  replay = \"tcp://gpu-0:5558\"";
+
+/// Arguments of `fak serve`.
+#[derive(Debug, Args)]
+#[command(after_help = SERVE_HELP)]
+pub struct ServeArgs {
+    /// The settings' file, TOML.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where to listen.
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<String>,
+    /// A worker: ID=URL, with its event sockets where the engine cannot tell them:
+    /// ID=URL,kv=tcp://HOST:PORT,replay=tcp://HOST:PORT.
+    #[arg(long, value_name = "ID=URL")]
+    pub worker: Vec<crate::config::serve::RawWorker>,
+    /// Serve this many simulated workers, embedded in this process.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub sim: usize,
+    /// The database.
+    #[arg(long, value_name = "URL")]
+    pub db: Option<String>,
 }
 
 /// Arguments of `fak sim`.

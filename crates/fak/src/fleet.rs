@@ -172,7 +172,7 @@ impl Fleet {
 
     /// Changes the state of worker `id`; for its owner alone. Readers see all of the change or
     /// nothing of it.
-    pub(crate) fn update(&self, id: &str, change: impl FnOnce(&mut State)) {
+    pub fn update(&self, id: &str, change: impl FnOnce(&mut State)) {
         self.now.send_modify(|now| {
             let fleet = Arc::make_mut(now);
             if let Some(view) = fleet.workers.iter_mut().find(|v| *v.worker.id == *id) {

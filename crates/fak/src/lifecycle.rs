@@ -76,6 +76,11 @@ enum Command {
     Look {
         done: oneshot::Sender<()>,
     },
+    /// A claim was higher than what the engine took from its caches, and no event says why.
+    Contradicted {
+        claimed: u32,
+        cached: u64,
+    },
 }
 
 /// The hold of one owner.
@@ -138,6 +143,16 @@ impl Lifecycle {
         let hold = self.hold(worker)?;
         hold.commands.send(Command::Look { done }).await.map_err(|_| Error::Stopped)?;
         looked.await.map_err(|_| Error::Stopped)
+    }
+
+    /// Gives up what is believed of a worker: it was contradicted by the engine itself.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownWorker`], [`Error::Stopped`].
+    pub async fn contradicted(&self, worker: &str, claimed: u32, cached: u64) -> Result<(), Error> {
+        let command = Command::Contradicted { claimed, cached };
+        self.hold(worker)?.commands.send(command).await.map_err(|_| Error::Stopped)
     }
 
     /// The worker's ranks, by their streams.

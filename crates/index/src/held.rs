@@ -133,8 +133,8 @@ impl Rank {
         }
     }
 
-    /// What the rank holds of a prompt whose usable blocks have `keys`, since a change no later than
-    /// `born_by`.
+    /// What the rank holds of a prompt whose usable blocks have `keys`, since a change no later
+    /// than `born_by`.
     pub(crate) fn held(&self, keys: &[Key], block_size: u32, born_by: u64) -> Held {
         if keys.is_empty() {
             return Held::nothing(HeldReason::BelowBlockSize, block_size);

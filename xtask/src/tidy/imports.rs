@@ -66,18 +66,37 @@ pub(super) const PARTS: &[PartRow] = &[
     PartRow { name: "store", may: &["kernel", "runtime", "telemetry"] },
     PartRow { name: "engine", may: &["wire", "kernel", "runtime", "telemetry"] },
     PartRow { name: "events", may: &["wire", "kernel", "index", "runtime", "telemetry"] },
-    PartRow { name: "fleet", may: &["kernel", "engine", "store", "runtime", "telemetry"] },
+    // A worker's state names its ranks in the index and holds its last scrape.
+    PartRow { name: "fleet", may: &["kernel", "index", "wire", "engine"] },
+    // Beliefs have one writer a rank, in events: owners tell it what they do.
     PartRow {
         name: "lifecycle",
-        may: &["kernel", "index", "engine", "fleet", "store", "runtime", "telemetry"],
+        may: &["kernel", "wire", "engine", "events", "fleet", "store", "runtime"],
     },
     PartRow { name: "sessions", may: &["kernel", "store", "fleet", "lifecycle", "runtime"] },
     PartRow {
         name: "gateway",
         may: &["wire", "kernel", "index", "engine", "fleet", "sessions", "runtime", "telemetry"],
     },
+    PartRow {
+        name: "admin",
+        may: &[
+            "kernel",
+            "index",
+            "wire",
+            "engine",
+            "events",
+            "fleet",
+            "lifecycle",
+            "sessions",
+            "store",
+            "runtime",
+            "telemetry",
+        ],
+    },
     PartRow { name: "config", may: &["engine", "events"] },
-    PartRow { name: "cli", may: &["config"] },
+    // A client of the control API: it reads the API's own JSON types and event stream.
+    PartRow { name: "cli", may: &["admin", "config", "store", "wire"] },
     PartRow { name: "app", may: ALL },
 ];
 

@@ -94,8 +94,8 @@ pub fn skips_prefix_cache(request: &Request) -> bool {
     is_set("prompt_logprobs") || (is_set("echo") && is_set("logprobs"))
 }
 
-/// A digest of all that a prompt's tokens depend on. Equal only for requests with equal tokens, up to
-/// collisions of 128 bits under a secret `seed`.
+/// A digest of all that a prompt's tokens depend on. Equal only for requests with equal tokens, up
+/// to collisions of 128 bits under a secret `seed`.
 #[must_use]
 pub fn prompt_digest(request: &Request, seed: u64) -> u128 {
     let fields = match request.api() {

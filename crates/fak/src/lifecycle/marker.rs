@@ -1,7 +1,7 @@
 //! Markers: a request of fak's own, whose store shows where in a rank's event stream its sending
 //! lies.
 //!
-//! What it costs: a prompt of a few hundred tokens and one token of output, on an engine that
+//! What it costs: a prompt of one block and one token of output, on an engine that
 //! serves. It is sent only where replay cannot show that an action is behind (no replay socket, or
 //! traffic that leaves no quiet moment). Invariant: its tokens are random, so no earlier store can
 //! be taken for it, and a salt of its own keeps it out of everybody's prompts.
@@ -15,20 +15,32 @@ use crate::engine::{Data, Engine, Outgoing};
 use crate::events::fold::Marker;
 use crate::events::stream::Handle;
 
-/// Tokens of the prompt: more than a block of any size that was seen but the largest of hybrid
-/// models.
-const PROMPT_TOKENS: usize = 1025;
-/// Tokens by which the store is recognised: those of the smallest block.
-const SHOWN_TOKENS: usize = 16;
+/// Block size where no engine told one: more than any that was seen but the largest of hybrid models.
+const BLOCK_SIZE: u32 = 1024;
+/// Tokens by which the store is recognised, where a block has so many: 180 random bits.
+const SHOWN_TOKENS: u32 = 16;
 /// Token ids to draw from: in every vocabulary, and no special token of those that were seen.
 const TOKENS: std::ops::Range<u32> = 300..3000;
 /// Time for the request; it is tried again while the rank is unsettled.
 const WITHIN: Duration = Duration::from_secs(10);
 
+/// What a marker is sent to.
+#[derive(Clone, Copy)]
+pub(super) struct Target<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) model: &'a str,
+    /// As the engine told it.
+    pub(super) block_size: Option<u32>,
+}
+
 /// Sends the marker `id` to the rank behind `handle`.
-pub(super) async fn send(engine: &Engine, model: &str, handle: &Handle, id: u64) {
-    let prompt: Vec<u32> = (0..PROMPT_TOKENS).map(|_| fastrand::u32(TOKENS)).collect();
-    let marker = Marker { id, tokens: prompt[..SHOWN_TOKENS].to_vec() };
+pub(super) async fn send(to: Target<'_>, handle: &Handle, id: u64) {
+    let Target { engine, model, block_size } = to;
+    let block_size = block_size.unwrap_or(BLOCK_SIZE);
+    // One token more than a block: the block with the last token is not stored before it is full.
+    let prompt: Vec<u32> = (0..=block_size).map(|_| fastrand::u32(TOKENS)).collect();
+    let shown = prompt.iter().copied().take(block_size.min(SHOWN_TOKENS) as usize).collect();
+    let marker = Marker { id, tokens: shown };
     if handle.expect(marker).await.is_err() {
         return;
     }

@@ -11,7 +11,7 @@ use fak_kernel::witness::{
 };
 use fak_kernel::{Phase, Tier};
 use futures_util::future::join_all;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -87,6 +87,8 @@ pub struct Owner {
     notes: (mpsc::Sender<(u32, Note)>, mpsc::Receiver<(u32, Note)>),
     failures: u32,
     has_learnt: bool,
+    /// Tokens in a block of the device cache, where the engine told.
+    block_size: Option<u32>,
     progress: Progress,
 }
 
@@ -112,6 +114,7 @@ impl Owner {
             notes: mpsc::channel(NOTES_MAX),
             failures: 0,
             has_learnt: false,
+            block_size: None,
             progress: Progress::default(),
         }
     }
@@ -139,6 +142,9 @@ impl Owner {
                     Some(Command::Act { request, done }) => self.obey(request, done).await,
                     // Whoever asked may have left.
                     Some(Command::Ranks { done }) => drop(done.send(self.ranks.clone())),
+                    Some(Command::Contradicted { claimed, cached }) => {
+                        self.contradicted(claimed, cached).await;
+                    }
                     Some(Command::Look { done }) => {
                         self.look().await;
                         // Whoever asked may have left.
@@ -225,6 +231,7 @@ impl Owner {
         if let Some(models) = told.models.told() {
             self.state.models = models.iter().map(|m| m.id.as_str().into()).collect();
         }
+        self.block_size = told.block_size.told().copied();
         self.has_learnt = told.version.told().is_some() && told.models.told().is_some();
         if self.ranks.is_empty() {
             let sources = self.sources(&told);
@@ -277,6 +284,20 @@ impl Owner {
         let intent = NewIntent { rank: Some(rank), ..self.new_intent(mv, None, Value::Null) };
         let written = self.config.store.note(intent, outcome(&verdict, Value::Null, Value::Null));
         self.written(written.await);
+        self.publish();
+    }
+
+    /// The engine took less from its caches than was claimed, and no event says why: events must be
+    /// missing that nobody missed.
+    async fn contradicted(&mut self, claimed: u32, cached: u64) {
+        let verdict = self.judge_noticed(Move::Gap, &Observed::Nothing);
+        self.tell(Event::Distrust { kv: verdict.kv }).await;
+        let seen = json!({ "claimed_tokens": claimed, "cached_tokens": cached });
+        let reason = "contradicted".to_owned();
+        let outcome = Outcome { reason, ..outcome(&verdict, Value::Null, seen) };
+        let intent = self.new_intent(Move::Gap, None, Value::Null);
+        let written = self.config.store.note(intent, outcome).await;
+        self.written(written);
         self.publish();
     }
 
@@ -404,12 +425,12 @@ impl Owner {
     /// Keeps the door shut until what is stored from here on is believed: what is stored before
     /// would stay cold.
     async fn settle(&self) {
-        let Some(model) = self.state.models.first() else { return };
+        let Some(target) = self.marker_target() else { return };
         let ranks = self.ranks.iter().map(|rank| async move {
             while let Ok(status) = rank.wait_for(|s| s.is_settled || s.marker.is_some()).await {
                 match status.marker {
                     Some(id) if !status.is_settled => {
-                        marker::send(&self.worker.engine, model, rank, id).await;
+                        marker::send(target, rank, id).await;
                         let is_over = rank.wait_for(|s| s.is_settled || s.marker != Some(id));
                         if is_over.await.is_err() {
                             return;
@@ -426,14 +447,20 @@ impl Owner {
 
     /// Sends the markers that ranks still wait for.
     async fn send_markers(&self) {
-        let Some(model) = self.state.models.first().filter(|_| self.state.is_serving()) else {
+        let Some(target) = self.marker_target().filter(|_| self.state.is_serving()) else {
             return;
         };
         for rank in &self.ranks {
             if let Some(id) = rank.status().marker {
-                marker::send(&self.worker.engine, model, rank, id).await;
+                marker::send(target, rank, id).await;
             }
         }
+    }
+
+    fn marker_target(&self) -> Option<marker::Target<'_>> {
+        let (engine, block_size) = (&self.worker.engine, self.block_size);
+        let model = self.state.models.first()?;
+        Some(marker::Target { engine, model, block_size })
     }
 
     async fn tell(&self, event: Event) {

@@ -63,8 +63,8 @@ impl TaskGroup {
         });
     }
 
-    /// Forgets the tasks that have ended, and counts those that run. A group whose tasks come and go
-    /// has to, or it grows.
+    /// Forgets the tasks that have ended, and counts those that run. A group whose tasks come and
+    /// go has to, or it grows.
     pub fn reap(&mut self) -> usize {
         while self.tasks.try_join_next().is_some() {}
         self.tasks.len()

@@ -80,6 +80,17 @@ async fn a_reset_forgets_the_gpu_and_keeps_the_cpu_tier() {
 }
 
 #[tokio::test]
+async fn without_a_replay_socket_a_marker_settles_the_action_before_the_door_opens() {
+    let rig = Rig::without_replay().await;
+    rig.warm(&prompt(1)).await;
+    rig.act(RESET).await;
+    let ranks = rig.lifecycle.ranks("w").await.unwrap();
+    assert!(ranks[0].status().is_settled && !rig.worker().door.is_shut());
+    assert_eq!(rig.claim_on(&prompt(1), Tier::Gpu), 0);
+    rig.warm(&prompt(2)).await;
+}
+
+#[tokio::test]
 async fn repeated_and_illegal_moves_are_answered_and_never_sent() {
     let rig = Rig::start().await;
     rig.act(sleep(Level::One)).await;

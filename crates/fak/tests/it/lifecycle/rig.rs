@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fak::engine::{Client, Data, Endpoints, Engine, Outgoing, Timeouts};
+use fak::events::discover;
 use fak::events::recorder::Recorder;
 use fak::events::stream::Sink;
 use fak::fleet::{Door, Fleet, State, Worker};
@@ -35,14 +36,20 @@ impl Rig {
     /// As [`start`](Self::start), with little patience for control calls.
     pub(crate) async fn hurried() -> Self {
         let config = SimConfig { connector: Connector::Offloading, ..SimConfig::default() };
-        Self::within(config, Duration::from_millis(200)).await
+        Self::within(config, Duration::from_millis(200), true).await
+    }
+
+    /// As [`start`](Self::start), with named event sockets, none of which replays.
+    pub(crate) async fn without_replay() -> Self {
+        let config = SimConfig { connector: Connector::Offloading, ..SimConfig::default() };
+        Self::within(config, Timeouts::default().control, false).await
     }
 
     pub(crate) async fn with(config: SimConfig) -> Self {
-        Self::within(config, Timeouts::default().control).await
+        Self::within(config, Timeouts::default().control, true).await
     }
 
-    async fn within(config: SimConfig, control: Duration) -> Self {
+    async fn within(config: SimConfig, control: Duration, replays: bool) -> Self {
         let sim = Sim::start(config, Binds::default()).await.unwrap();
         let timeouts = Timeouts { control, ..Timeouts::default() };
         let endpoints = Endpoints::new(&sim.base_url()).unwrap();
@@ -51,6 +58,12 @@ impl Rig {
         let fleet = Fleet::new([worker]);
         let store = Store::open("sqlite::memory:").await.unwrap();
         let index = Arc::new(Index::new(7, Limits::default()));
+        let mut events = BTreeMap::new();
+        if !replays {
+            let live = sim.kv_events_endpoint();
+            let named = discover::named(&live, None, "", 1, "127.0.0.1").unwrap();
+            events.insert("w".into(), named);
+        }
         let config = Config {
             fleet: fleet.clone(),
             store: store.clone(),
@@ -60,7 +73,7 @@ impl Rig {
                 recorder: Arc::new(Recorder::new(64)),
                 notes: None,
             },
-            events: BTreeMap::new(),
+            events,
             // Tests look when they want to know.
             probe_every: Duration::from_secs(3600),
             failures_max: 1,

@@ -1,0 +1,260 @@
+//! `fak serve`: the gateway, from its settings to its end.
+//!
+//! Invariant: it listens only once the ledger is open; it answers while beliefs are still being
+//! rebuilt; and at its end requests come first, then the workers' owners, then the ledger.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use fak_index::{Index, Limits, RankOptions};
+use fak_sim::{Binds, Connector, Sim, SimConfig};
+use http::Request;
+use http_body_util::Either;
+use hyper::body::Incoming;
+use tower::ServiceExt as _;
+
+use super::{Error, doubt};
+use crate::admin::{self, Access, AdminState};
+use crate::cli::{Exit, ServeArgs};
+use crate::config;
+use crate::config::serve::{Raw, Serve};
+use crate::engine::{Client, Endpoints, Engine, Timeouts};
+use crate::events::discover;
+use crate::events::recorder::Recorder;
+use crate::events::stream::Sink;
+use crate::fleet::{Door, Fleet, Worker};
+use crate::gateway::{self, Gateway, Hold, ServeConfig};
+use crate::lifecycle::{self, Lifecycle};
+use crate::runtime::{OnExit, TaskGroup};
+use crate::sessions::{self, Sessions};
+use crate::store::Store;
+use crate::telemetry::Registry;
+
+/// Cache events that are remembered for who asks.
+const RECORDED_MAX: usize = 10_000;
+/// Time for owners, keepers and judges to end.
+const OWNERS_WITHIN: Duration = Duration::from_secs(10);
+/// Pause between two sweeps of what demoted beliefs left, and entries of one.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+const SWEEP_BUDGET: usize = 1 << 20;
+
+/// Serves until SIGTERM or Ctrl-C.
+pub(super) async fn serve(args: ServeArgs) -> Result<Exit, Error> {
+    let raw = match &args.config {
+        Some(path) => Raw::read(path).map_err(Error::usage)?,
+        None => Raw::default(),
+    };
+    let raw = Raw {
+        listen: args.listen.clone().or(raw.listen),
+        db: args.db.clone().or(raw.db),
+        worker: if args.worker.is_empty() { raw.worker } else { args.worker.clone() },
+        ..raw
+    };
+    let settings = raw.resolve(&config::process_environment, args.sim).map_err(Error::usage)?;
+    let sims = start_sims(args.sim).await?;
+    let fleet = Fleet::new(workers(&settings, &sims)?);
+    let listener = gateway::listen(settings.listen).map_err(|source| {
+        let told = format!("{} cannot be listened at", settings.listen);
+        Error::failed(anyhow::Error::new(source).context(told))
+    })?;
+    let at = listener.local_addr().map_err(Error::failed)?;
+    let app = App::build(&settings, fleet).await?;
+    writeln!(std::io::stderr(), "fak serve: http://{at}").map_err(Error::failed)?;
+    app.run(listener, &settings).await;
+    for sim in sims {
+        sim.stop().await;
+    }
+    Ok(Exit::Done)
+}
+
+/// Everything that runs, wired.
+struct App {
+    gateway: Gateway,
+    control: Router,
+    store: Store,
+    tasks: TaskGroup,
+}
+
+impl App {
+    async fn build(settings: &Serve, fleet: Fleet) -> Result<Self, Error> {
+        let store = Store::open(&settings.db).await.map_err(Error::failed)?;
+        let registry = Registry::new();
+        let seed = RandomState::new().build_hasher().finish();
+        let index = Arc::new(Index::new(seed, Limits::default()));
+        let recorder = Arc::new(Recorder::new(RECORDED_MAX));
+        let sink = Sink {
+            index: Arc::clone(&index),
+            options: RankOptions::default(),
+            recorder: Arc::clone(&recorder),
+            notes: None,
+        };
+        let (lifecycle, owners) =
+            Lifecycle::new(&lifecycle_config(settings, &fleet, &store, sink)?);
+        let opened = Sessions::open(store.clone(), sessions::Config::default()).await;
+        let (sessions, keeper) = opened.map_err(Error::failed)?;
+        let (findings, carrier) = doubt::findings();
+        let parts = gateway::Parts {
+            fleet: fleet.clone(),
+            index: Arc::clone(&index),
+            sessions: Some(sessions.clone()),
+            doubt: Arc::new(findings),
+        };
+        let made = Gateway::new(gateway_config(settings), parts, &registry);
+        let (gateway, auditor) = made.map_err(Error::failed)?;
+        let mut tasks = TaskGroup::new();
+        let is_loopback_only = settings.listen.ip().is_loopback();
+        let control = admin::router(AdminState::new(admin::Parts {
+            fleet,
+            lifecycle: lifecycle.clone(),
+            sessions,
+            store: store.clone(),
+            index: Arc::clone(&index),
+            recorder,
+            registry,
+            access: Access { key: settings.admin_key.clone(), is_loopback_only },
+            stop: tasks.shutdown(),
+        }));
+        for owner in owners {
+            tasks.spawn("worker owner", OnExit::StopProcess, owner.run(tasks.shutdown()));
+        }
+        tasks.spawn("sessions", OnExit::StopProcess, keeper.run(tasks.shutdown()));
+        tasks.spawn("audits", OnExit::StopProcess, auditor.run(tasks.shutdown()));
+        tasks.spawn("doubts", OnExit::StopProcess, carrier.run(lifecycle, tasks.shutdown()));
+        let stop = tasks.shutdown();
+        tasks.spawn("sweep", OnExit::StopProcess, async move {
+            while tokio::time::timeout(SWEEP_EVERY, stop.requested()).await.is_err() {
+                index.sweep(SWEEP_BUDGET);
+            }
+        });
+        Ok(Self { gateway, control, store, tasks })
+    }
+
+    /// Serves until a signal or the end of a critical task, then lets go in order.
+    async fn run(self, listener: tokio::net::TcpListener, settings: &Serve) {
+        let Self { gateway, control, store, tasks } = self;
+        let cutoff = gateway.cutoff();
+        let service = move |request: Request<Incoming>| {
+            let (gateway, control) = (gateway.clone(), control.clone());
+            async move {
+                if admin::owns(request.uri().path()) {
+                    let answer = control.oneshot(request.map(axum::body::Body::new)).await;
+                    let answer = answer.unwrap_or_else(|never| match never {});
+                    answer.map(Either::Right)
+                } else {
+                    gateway.handle(request).await.map(Either::Left)
+                }
+            }
+        };
+        let serving = TaskGroup::new();
+        let config = ServeConfig { drain: settings.drain, ..ServeConfig::default() };
+        let stop = serving.shutdown();
+        let served = gateway::serve(listener, service, config, (stop, cutoff));
+        let critical = tasks.shutdown();
+        let signalled = async {
+            tokio::select! {
+                () = signal() => tracing::info!("stopping"),
+                () = critical.requested() => tracing::error!("stopping: a part has ended"),
+            }
+            serving.stop(Duration::ZERO).await;
+        };
+        let (aborted, _) = tokio::join!(served, signalled);
+        if aborted > 0 {
+            tracing::warn!(aborted, "connections did not end in time");
+        }
+        tasks.stop(OWNERS_WITHIN).await;
+        store.close().await;
+    }
+}
+
+/// SIGTERM or Ctrl-C.
+async fn signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match signal(SignalKind::terminate()) {
+        Ok(mut terminate) => {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = tokio::signal::ctrl_c() => {}
+            }
+        }
+        Err(error) => {
+            tracing::warn!(%error, "SIGTERM cannot be caught");
+            let _ = tokio::signal::ctrl_c().await;
+        }
+    }
+}
+
+async fn start_sims(count: usize) -> Result<Vec<Sim>, Error> {
+    let mut sims = Vec::with_capacity(count);
+    for number in 0..count {
+        let seed = number as u64;
+        let config = SimConfig {
+            model: "sim".to_owned(),
+            connector: Connector::Offloading,
+            // The weights are the same everywhere; only ids differ.
+            decode_step: Duration::from_millis(5),
+            seed,
+            ..SimConfig::default()
+        };
+        sims.push(Sim::start(config, Binds::default()).await.map_err(Error::failed)?);
+    }
+    Ok(sims)
+}
+
+fn workers(settings: &Serve, sims: &[Sim]) -> Result<Vec<Worker>, Error> {
+    let client = Client::new(settings.engine_key.as_ref(), Timeouts::default());
+    let client = client.map_err(Error::usage)?;
+    let worker = |id: &str, endpoints: Endpoints| Worker {
+        id: id.into(),
+        engine: Engine::new(client.clone(), endpoints),
+        door: Door::new(),
+    };
+    let mut workers: Vec<_> =
+        settings.workers.iter().map(|spec| worker(&spec.id, spec.endpoints.clone())).collect();
+    for (number, sim) in sims.iter().enumerate() {
+        let endpoints = Endpoints::new(&sim.base_url()).map_err(Error::failed)?;
+        workers.push(worker(&format!("sim-{number}"), endpoints));
+    }
+    Ok(workers)
+}
+
+fn lifecycle_config(
+    settings: &Serve,
+    fleet: &Fleet,
+    store: &Store,
+    sink: Sink,
+) -> Result<lifecycle::Config, Error> {
+    let mut events = BTreeMap::new();
+    for spec in &settings.workers {
+        if let Some(kv) = &spec.kv {
+            let host = spec.endpoints.origin().host();
+            let replay = spec.replay.as_ref().map(ToString::to_string);
+            let named = discover::named(&kv.to_string(), replay.as_deref(), "", 1, host);
+            events.insert(Arc::from(spec.id.as_str()), named.map_err(Error::usage)?);
+        }
+    }
+    Ok(lifecycle::Config {
+        fleet: fleet.clone(),
+        store: store.clone(),
+        sink,
+        events,
+        probe_every: settings.probe_every,
+        failures_max: settings.probe_failures_max,
+        patience: settings.progress_patience,
+        settle_within: settings.settle_within,
+    })
+}
+
+fn gateway_config(settings: &Serve) -> gateway::Config {
+    let defaults = gateway::Config::default();
+    let hold = Hold {
+        requests_max: if settings.hold.is_zero() { 0 } else { settings.hold_max },
+        within: settings.hold,
+        ..defaults.hold
+    };
+    let body_bytes_max = settings.body_bytes_max;
+    gateway::Config { body_bytes_max, watch_every: settings.first_byte, hold, ..defaults }
+}
