@@ -255,7 +255,6 @@ impl Body {
     }
 
     /// What is left, for a part that relays it and bounds its waits itself.
-    #[must_use]
     pub fn into_incoming(self) -> Incoming {
         self.incoming
     }

@@ -15,7 +15,8 @@ use crate::engine::{Data, Engine, Outgoing};
 use crate::events::fold::Marker;
 use crate::events::stream::Handle;
 
-/// Block size where no engine told one: more than any that was seen but the largest of hybrid models.
+/// Block size where no engine told one: more than any that was seen but the largest of hybrid
+/// models.
 const BLOCK_SIZE: u32 = 1024;
 /// Tokens by which the store is recognised, where a block has so many: 180 random bits.
 const SHOWN_TOKENS: u32 = 16;

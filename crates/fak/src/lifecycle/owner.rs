@@ -84,13 +84,16 @@ pub struct Owner {
     state: State,
     ranks: Vec<Handle>,
     streams: TaskGroup,
-    notes: (mpsc::Sender<(u32, Note)>, mpsc::Receiver<(u32, Note)>),
+    /// What ranks notice, with their numbers: for their streams, and what came.
+    notes: (mpsc::Sender<RankNote>, mpsc::Receiver<RankNote>),
     failures: u32,
     has_learnt: bool,
     /// Tokens in a block of the device cache, where the engine told.
     block_size: Option<u32>,
     progress: Progress,
 }
+
+type RankNote = (u32, Note);
 
 /// Notes of ranks that may wait for their owner; more are logged by the rank alone.
 const NOTES_MAX: usize = 256;

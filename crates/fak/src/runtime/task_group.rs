@@ -110,7 +110,9 @@ impl Drop for Exit {
                 self.stop.cancel();
             }
             OnExit::Expected if !panicked => {}
-            OnExit::Report | OnExit::Expected => tracing::warn!(task = self.name, panicked, "task ended"),
+            OnExit::Report | OnExit::Expected => {
+                tracing::warn!(task = self.name, panicked, "task ended")
+            }
         }
     }
 }
