@@ -161,7 +161,8 @@ impl Shared {
         }
         let prompt = self.prompt(job, &candidates).await;
         let chunks = match &job.request {
-            Some(request) if candidates.len() > 1 => Chunks::of(request, self.seed),
+            // Not only where there is a choice now: a request that had to move is expected too.
+            Some(request) if snapshot.workers.len() > 1 => Chunks::of(request, self.seed),
             _ => Chunks::default(),
         };
         let mut claims: Vec<_> = candidates

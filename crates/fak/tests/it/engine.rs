@@ -1,6 +1,6 @@
 //! The engine adapter against a peer that does exactly as told, byte for byte.
 
-mod peer;
+pub(crate) mod peer;
 
 mod capabilities;
 mod control;

@@ -3,6 +3,7 @@
 mod admin;
 mod engine;
 mod events;
+mod gateway;
 mod lifecycle;
 mod run;
 mod store;

@@ -9,33 +9,35 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
 /// What the peer does with a request.
-pub(super) enum Reply {
+pub(crate) enum Reply {
     /// Sends the bytes and takes the next request.
     Send(Vec<u8>),
     /// Sends the bytes and closes.
     SendAndClose(Vec<u8>),
     /// Sends the bytes, then says nothing until the client is gone.
     SendAndHold(Vec<u8>),
+    /// Sends what the test hands over, each piece by itself, and takes the next request.
+    Steps(mpsc::Receiver<Vec<u8>>),
 }
 
 /// A request as it came.
 #[derive(Clone, Debug)]
-pub(super) struct Request {
+pub(crate) struct Request {
     /// Method, target, headers.
-    pub(super) head: String,
+    pub(crate) head: String,
     /// The body.
-    pub(super) body: Vec<u8>,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Request {
     /// `POST /sleep?level=2`.
-    pub(super) fn line(&self) -> &str {
+    pub(crate) fn line(&self) -> &str {
         let line = self.head.lines().next().expect("a request line");
         line.strip_suffix(" HTTP/1.1").expect("HTTP/1.1")
     }
 
     /// A header's value.
-    pub(super) fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().skip(1).find_map(|line| {
             let (key, value) = line.split_once(':')?;
             key.eq_ignore_ascii_case(name).then(|| value.trim())
@@ -43,14 +45,14 @@ impl Request {
     }
 
     /// The body as JSON.
-    pub(super) fn json(&self) -> serde_json::Value {
+    pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).expect("JSON")
     }
 }
 
 /// What the peer saw.
 #[derive(Debug)]
-pub(super) enum Seen {
+pub(crate) enum Seen {
     /// A request came.
     Request(Request),
     /// The client left while the peer held its connection.
@@ -58,7 +60,7 @@ pub(super) enum Seen {
 }
 
 /// The server. Dropping it closes everything.
-pub(super) struct Peer {
+pub(crate) struct Peer {
     address: SocketAddr,
     seen: mpsc::Receiver<Seen>,
     _tasks: TaskGroup,
@@ -66,7 +68,7 @@ pub(super) struct Peer {
 
 impl Peer {
     /// Starts a peer that answers with `script`.
-    pub(super) async fn start(script: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
+    pub(crate) async fn start(script: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
         let (tell, seen) = mpsc::channel(1024);
@@ -83,17 +85,17 @@ impl Peer {
     }
 
     /// Its base URL.
-    pub(super) fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
     /// The next thing it sees.
-    pub(super) async fn next(&mut self) -> Seen {
+    pub(crate) async fn next(&mut self) -> Seen {
         self.seen.recv().await.expect("the peer lives as long as the test")
     }
 
     /// The next request; panics if something else is seen.
-    pub(super) async fn request(&mut self) -> Request {
+    pub(crate) async fn request(&mut self) -> Request {
         match self.next().await {
             Seen::Request(request) => request,
             Seen::ClientGone => panic!("the client left instead of asking"),
@@ -101,7 +103,7 @@ impl Peer {
     }
 
     /// Waits until the client left.
-    pub(super) async fn client_gone(&mut self) {
+    pub(crate) async fn client_gone(&mut self) {
         match self.next().await {
             Seen::ClientGone => {}
             Seen::Request(request) => panic!("asked instead of leaving: {}", request.line()),
@@ -109,7 +111,7 @@ impl Peer {
     }
 
     /// Requests seen so far and not taken yet.
-    pub(super) fn requests_so_far(&mut self) -> Vec<Request> {
+    pub(crate) fn requests_so_far(&mut self) -> Vec<Request> {
         let mut requests = Vec::new();
         while let Ok(seen) = self.seen.try_recv() {
             if let Seen::Request(request) = seen {
@@ -130,6 +132,14 @@ where
             return;
         }
         let (bytes, then) = match reply {
+            Reply::Steps(steps) => match walk(&mut stream, steps).await {
+                Some(()) => continue,
+                None => {
+                    // The test may be over by now.
+                    let _ = tell.send(Seen::ClientGone).await;
+                    return;
+                }
+            },
             Reply::Send(bytes) => (bytes, None),
             Reply::SendAndClose(bytes) => (bytes, Some(false)),
             Reply::SendAndHold(bytes) => (bytes, Some(true)),
@@ -146,6 +156,23 @@ where
                 // The test may be over by now.
                 let _ = tell.send(Seen::ClientGone).await;
                 return;
+            }
+        }
+    }
+}
+
+/// Sends each piece as it comes; `None` where the client left meanwhile.
+async fn walk(stream: &mut TcpStream, mut steps: mpsc::Receiver<Vec<u8>>) -> Option<()> {
+    loop {
+        let mut nothing = [0; 1];
+        tokio::select! {
+            step = steps.recv() => match step {
+                Some(bytes) => stream.write_all(&bytes).await.ok()?,
+                None => return Some(()),
+            },
+            end = stream.read(&mut nothing) => {
+                assert!(matches!(end, Ok(0) | Err(_)), "a waiting client says nothing more");
+                return None;
             }
         }
     }
@@ -173,23 +200,23 @@ async fn read_request(stream: &mut TcpStream) -> Option<Request> {
 }
 
 /// A whole answer.
-pub(super) fn answer(status: &str, content_type: &str, body: &str) -> Vec<u8> {
+pub(crate) fn answer(status: &str, content_type: &str, body: &str) -> Vec<u8> {
     let length = body.len();
     let head = format!("content-type: {content_type}\r\ncontent-length: {length}");
     format!("HTTP/1.1 {status}\r\n{head}\r\n\r\n{body}").into_bytes()
 }
 
 /// A whole JSON answer.
-pub(super) fn json(status: &str, body: &str) -> Vec<u8> {
+pub(crate) fn json(status: &str, body: &str) -> Vec<u8> {
     answer(status, "application/json", body)
 }
 
 /// The head of a stream, as vLLM sends it.
-pub(super) const STREAM_HEAD: &str = "HTTP/1.1 200 OK\r\n\
+pub(crate) const STREAM_HEAD: &str = "HTTP/1.1 200 OK\r\n\
     content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
 
 /// A stream's head and these bytes as one chunk each; not ended.
-pub(super) fn stream(chunks: &[&str]) -> Vec<u8> {
+pub(crate) fn stream(chunks: &[&str]) -> Vec<u8> {
     let mut bytes = STREAM_HEAD.as_bytes().to_vec();
     for chunk in chunks {
         bytes.extend_from_slice(format!("{:x}\r\n{chunk}\r\n", chunk.len()).as_bytes());
@@ -198,7 +225,7 @@ pub(super) fn stream(chunks: &[&str]) -> Vec<u8> {
 }
 
 /// A whole stream.
-pub(super) fn whole_stream(chunks: &[&str]) -> Vec<u8> {
+pub(crate) fn whole_stream(chunks: &[&str]) -> Vec<u8> {
     let mut bytes = stream(chunks);
     bytes.extend_from_slice(b"0\r\n\r\n");
     bytes

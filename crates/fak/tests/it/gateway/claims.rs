@@ -1,0 +1,214 @@
+//! What is claimed, from which tokens, and what the engine then says.
+
+use fak_kernel::{Belief, TierSet};
+use serde_json::{Value, json};
+
+use super::rig::{MODEL, Rig, chat, setup};
+use super::routing::{hold, prompt};
+use crate::engine::peer::{self, Peer, Reply, Request};
+
+const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+
+/// An answer of an engine that reports these numbers.
+fn answer(prompt_tokens: usize, cached: Option<u64>) -> Vec<u8> {
+    let details = cached.map(|cached| json!({"cached_tokens": cached}));
+    let usage = json!({"prompt_tokens": prompt_tokens, "prompt_tokens_details": details});
+    let choice = json!({"index": 0, "text": "a", "finish_reason": "stop"});
+    peer::json("200 OK", &json!({"choices": [choice], "usage": usage}).to_string())
+}
+
+async fn claiming(cached: Option<u64>) -> (Peer, Rig, Vec<u32>) {
+    let tokens: Vec<u32> = (0..100).collect();
+    let length = tokens.len();
+    let peer = Peer::start(move |_| Reply::Send(answer(length, cached))).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    hold(&rig, 0, &tokens);
+    (peer, rig, tokens)
+}
+
+async fn audited(rig: &Rig, outcome: &str, count: u64) {
+    rig.counted(&format!("fak_claims_total{{outcome=\"{outcome}\"}}"), count).await;
+}
+
+/// Case 71.
+#[tokio::test]
+async fn a_claim_is_held_against_what_the_engine_reports() {
+    for (cached, outcome) in
+        [(Some(96), "confirmed"), (Some(99), "under"), (None, "unaudited"), (Some(64), "over")]
+    {
+        let (_peer, rig, tokens) = claiming(cached).await;
+        let answer = rig.post(COMPLETIONS, &prompt(&tokens)).await;
+        assert_eq!(answer.header("x-fak-warm-tokens"), Some("gpu=96"));
+        audited(&rig, outcome, 1).await;
+        let told = cached.map_or(0, |cached| cached);
+        assert_eq!(rig.count("fak_cached_tokens_total"), told);
+        assert_eq!(rig.count("fak_claimed_tokens_total"), if cached.is_some() { 96 } else { 0 });
+        let contradictions = rig.contradictions.lock().unwrap();
+        assert_eq!(contradictions.len(), usize::from(outcome == "over"));
+        if let Some(contradiction) = contradictions.first() {
+            assert_eq!((contradiction.claimed, contradiction.cached), (96, 64));
+            assert_eq!(&*contradiction.worker, "w0");
+        }
+    }
+}
+
+/// Case 71: an event that comes after the answer explains it, even if the blocks come back.
+#[tokio::test]
+async fn a_claim_that_an_event_overtook_is_no_contradiction() {
+    let (_peer, rig, tokens) = claiming(Some(0)).await;
+    let rank = rig.fleet.snapshot().workers[0].state.ranks[0].id;
+    let answer = rig.post(COMPLETIONS, &prompt(&tokens)).await;
+    assert_eq!(answer.header("x-fak-warm-tokens"), Some("gpu=96"));
+    rig.index.demote(rank, TierSet::GPU, Belief::Gone);
+    audited(&rig, "lost_in_flight", 1).await;
+    assert!(rig.contradictions.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_cold_cache_is_called_cold_and_an_unheard_one_unknown() {
+    let (_peer, rig, tokens) = claiming(Some(0)).await;
+    let other: Vec<u32> = (5000..5100).collect();
+    let kv = async |tokens: &[u32]| {
+        let answer = rig.post(COMPLETIONS, &prompt(tokens)).await;
+        (
+            answer.header("x-fak-kv").unwrap().to_owned(),
+            answer.header("x-fak-warm-tokens").unwrap().to_owned(),
+        )
+    };
+    let word = |kv: &str, tokens: &str| (kv.to_owned(), tokens.to_owned());
+    assert_eq!(kv(&other).await, word("cold", "0"));
+    let rank = rig.fleet.snapshot().workers[0].state.ranks[0];
+    rig.index.suspend(rank.id);
+    assert_eq!(kv(&tokens).await, word("unknown", "0"));
+    rig.index.restore(rank.id);
+    assert_eq!(kv(&tokens).await, word("warm", "gpu=96"));
+    rig.index.demote(rank.id, TierSet::ALL, Belief::Unknown);
+    assert_eq!(kv(&tokens).await, word("unknown", "0"));
+    rig.index.demote(rank.id, TierSet::ALL, Belief::Gone);
+    assert_eq!(kv(&tokens).await, word("cold", "0"));
+    rig.state(0, |state| state.ranks = std::sync::Arc::default());
+    assert_eq!(kv(&tokens).await, word("unknown", "0"));
+}
+
+/// A peer with a tokenizer: one token a word of the prompt or of the messages.
+fn tokenizing(request: &Request) -> Reply {
+    if request.line() != "POST /tokenize" {
+        return Reply::Send(answer(100, Some(96)));
+    }
+    let body = request.json();
+    let text = match &body["messages"] {
+        Value::Null => body["prompt"].as_str().unwrap().to_owned(),
+        messages => messages[0]["content"].as_str().unwrap().to_owned(),
+    };
+    let tokens: Vec<u32> = text.split(' ').map(|word| word.parse().unwrap()).collect();
+    let body = json!({"count": tokens.len(), "max_model_len": 4096, "tokens": tokens});
+    Reply::Send(peer::json("200 OK", &body.to_string()))
+}
+
+/// Case 67.
+#[tokio::test]
+async fn a_text_is_matched_by_the_engines_own_tokens_asked_for_once() {
+    let mut peer = Peer::start(tokenizing).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    let tokens: Vec<u32> = (0..100).collect();
+    let text = tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+    let message = json!([{"role": "user", "content": text}]);
+    let bodies = [
+        (COMPLETIONS, json!({"model": MODEL, "prompt": text})),
+        (CHAT, json!({"model": MODEL, "messages": message, "tools": [{"type": "function"}]})),
+    ];
+    // While no worker holds a block there is nothing to match, and nobody is asked.
+    for (path, body) in &bodies {
+        rig.post(path, &body.to_string()).await;
+    }
+    assert!(peer.requests_so_far().iter().all(|request| request.line() != "POST /tokenize"));
+    hold(&rig, 0, &tokens);
+    for _ in 0..3 {
+        for (path, body) in &bodies {
+            let answer = rig.post(path, &body.to_string()).await;
+            assert_eq!(answer.header("x-fak-warm-tokens"), Some("gpu=96"), "{path}");
+        }
+    }
+    let asked: Vec<_> = peer.requests_so_far();
+    let tokenized: Vec<_> = asked.iter().filter(|r| r.line() == "POST /tokenize").collect();
+    assert_eq!(tokenized.len(), 2, "once for each");
+    assert!(tokenized[1].json()["tools"].is_array(), "the template sees tools");
+    assert_eq!(rig.count("fak_requests_matching_total{outcome=\"asked\"}"), 2);
+    assert_eq!(rig.count("fak_requests_matching_total{outcome=\"known\"}"), 4);
+    assert_eq!(rig.count("fak_requests_matching_total{outcome=\"skipped\"}"), 2);
+    assert_eq!(rig.count("fak_requests_token_mismatches_total"), 0);
+}
+
+/// Case 67.
+#[tokio::test]
+async fn a_prompt_that_cannot_be_tokenized_is_not_matchable_and_no_miss() {
+    let mut peer = Peer::start(|request| {
+        if request.line() == "POST /tokenize" {
+            return Reply::Send(peer::json("404 Not Found", "{}"));
+        }
+        Reply::Send(answer(100, Some(0)))
+    })
+    .await;
+    let rig = Rig::over(&[peer.url()]).await;
+    hold(&rig, 0, &(0..100).collect::<Vec<_>>());
+    for _ in 0..5 {
+        let answer = rig.post(CHAT, &chat(false)).await;
+        assert_eq!(answer.header("x-fak-kv"), Some("unknown"));
+    }
+    assert_eq!(rig.count("fak_requests_matching_total{outcome=\"not_matchable\"}"), 5);
+    let asked = peer.requests_so_far();
+    // An engine without the route is not asked for it each time.
+    assert_eq!(asked.iter().filter(|request| request.line() == "POST /tokenize").count(), 1);
+}
+
+/// Case 67: the engine's count of the prompt checks ours.
+#[tokio::test]
+async fn a_prompt_that_the_engine_counts_otherwise_is_noticed() {
+    let peer = Peer::start(|_| Reply::Send(answer(120, Some(0)))).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    hold(&rig, 0, &(0..100).collect::<Vec<_>>());
+    let other: Vec<u32> = (5000..5097).collect();
+    rig.post(COMPLETIONS, &prompt(&other)).await;
+    rig.counted("fak_requests_token_mismatches_total", 1).await;
+}
+
+/// Several prompts or choices have one sum of numbers, which says nothing of one of them.
+#[tokio::test]
+async fn several_choices_are_not_audited() {
+    let (_peer, rig, tokens) = claiming(Some(1)).await;
+    let body = json!({"model": MODEL, "prompt": tokens, "n": 2}).to_string();
+    rig.post(COMPLETIONS, &body).await;
+    audited(&rig, "unaudited", 1).await;
+}
+
+/// A name that is not the worker's first may be an adapter's, whose blocks are others.
+#[tokio::test]
+async fn nothing_is_claimed_for_another_name_than_the_first() {
+    let (_peer, rig, tokens) = claiming(Some(96)).await;
+    rig.state(0, |state| state.models = std::sync::Arc::new([MODEL.into(), "adapter".into()]));
+    let body = json!({"model": "adapter", "prompt": tokens}).to_string();
+    let answer = rig.post(COMPLETIONS, &body).await;
+    assert_eq!(
+        (answer.header("x-fak-kv"), answer.header("x-fak-warm-tokens")),
+        (Some("unknown"), Some("0"))
+    );
+}
+
+/// Claims survive a stream: usage is asked for, read and cut out again.
+#[tokio::test]
+async fn a_stream_is_audited_too() {
+    let choice = json!({"index": 0, "text": "a", "finish_reason": "stop"});
+    let text = format!("data: {}\n\n", json!({"choices": [choice]}));
+    let usage = json!({"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 96}});
+    let usage = format!("data: {}\n\n", json!({"choices": [], "usage": usage}));
+    let reply = peer::whole_stream(&[&text, &usage, "data: [DONE]\n\n"]);
+    let peer = Peer::start(move |_| Reply::Send(reply.clone())).await;
+    let rig = Rig::with(&[peer.url()], setup()).await;
+    let tokens: Vec<u32> = (0..100).collect();
+    hold(&rig, 0, &tokens);
+    let body = json!({"model": MODEL, "prompt": tokens, "stream": true}).to_string();
+    let answer = rig.post(COMPLETIONS, &body).await;
+    assert_eq!(answer.text(), [text, "data: [DONE]\n\n".to_owned()].concat());
+    audited(&rig, "confirmed", 1).await;
+}

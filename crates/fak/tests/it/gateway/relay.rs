@@ -1,0 +1,279 @@
+//! What passes through passes unharmed, at once, and no longer than its client stays.
+
+use std::sync::Mutex;
+
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::rig::{MODEL, Rig, WORKER_KEY, chat, next, setup, whole};
+use crate::engine::peer::{self, Peer, Reply};
+
+const CHAT: &str = "/v1/chat/completions";
+const DONE: &str = "data: [DONE]\n\n";
+
+fn text(content: &str) -> String {
+    let choice = json!({"index": 0, "delta": {"content": content}, "finish_reason": null});
+    format!("data: {}\n\n", json!({"id": "x", "choices": [choice], "unknown": {"kept": [1.0]}}))
+}
+
+fn finish() -> String {
+    let choice = json!({"index": 0, "delta": {}, "finish_reason": "stop"});
+    format!("data: {}\n\n", json!({"id": "x", "choices": [choice]}))
+}
+
+/// One HTTP chunk.
+fn chunk(bytes: &[u8]) -> Vec<u8> {
+    [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
+}
+
+/// A peer that sends these bytes as a stream, in pieces of `size`, each its own chunk.
+fn pieces(bytes: &str, size: usize) -> Vec<u8> {
+    let mut reply = peer::STREAM_HEAD.as_bytes().to_vec();
+    bytes.as_bytes().chunks(size).for_each(|piece| reply.extend(chunk(piece)));
+    reply.extend_from_slice(b"0\r\n\r\n");
+    reply
+}
+
+/// Case 72.
+#[tokio::test]
+async fn bytes_pass_unharmed_however_they_are_cut() {
+    let stream = [
+        ": keep-alive\n\n",
+        &text("漢字 é 🙂"),
+        "event: x\r\ndata: {\"choices\" : [ ]}\r\n\r\n",
+        &finish(),
+        DONE,
+    ]
+    .concat();
+    for size in [1, 2, 3, 5, 100_000] {
+        let reply = pieces(&stream, size);
+        let peer = Peer::start(move |_| Reply::Send(reply.clone())).await;
+        let rig = Rig::over(&[peer.url()]).await;
+        let answer = rig.post(CHAT, &chat(true)).await;
+        assert_eq!(answer.text(), stream, "pieces of {size}");
+        rig.counted("fak_requests_total{outcome=\"ok\",route=\"/v1/chat/completions\"}", 1).await;
+    }
+}
+
+/// Case 72: what the client sent, and what the engine answered at once.
+#[tokio::test]
+async fn a_whole_answer_and_its_request_pass_byte_for_byte() {
+    let choice = "{\"text\":\"\\ud83d\\ude42 é\",\"finish_reason\":\"stop\"}";
+    let answered = format!("{{\"choices\" : [{choice}],\n \"x\":1.50}}");
+    let reply = peer::json("200 OK", &answered);
+    let mut peer = Peer::start(move |_| Reply::Send(reply.clone())).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    let asked =
+        "{ \"model\":\"m\",\"prompt\":\"h\\u00e9\", \"temperature\": 0.70, \"x\": {\"y\":[1e3]}}";
+    let answer = rig.post("/v1/completions", asked).await;
+    assert_eq!(answer.text(), answered);
+    assert_eq!(answer.header("content-length"), Some(answered.len().to_string().as_str()));
+    assert_eq!(peer.request().await.body, asked.as_bytes());
+}
+
+/// Case 79: each chunk is at the client before the engine has sent the next one.
+#[tokio::test]
+async fn nothing_waits_for_what_comes_next() {
+    let (steps, walked) = mpsc::channel(1);
+    let walked = Mutex::new(Some(walked));
+    let peer = Peer::start(move |_| Reply::Steps(walked.lock().unwrap().take().unwrap())).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    steps
+        .send([peer::STREAM_HEAD.as_bytes(), &chunk(text("0").as_bytes())].concat())
+        .await
+        .unwrap();
+    let mut answer = rig.open("POST", CHAT, &[], &chat(true)).await;
+    assert_eq!(answer.headers()["x-accel-buffering"], "no");
+    assert!(!answer.headers().contains_key("content-length"));
+    assert_eq!(next(&mut answer).await.unwrap(), text("0"));
+    for number in 1..20 {
+        let event = text(&number.to_string());
+        steps.send(chunk(event.as_bytes())).await.unwrap();
+        assert_eq!(next(&mut answer).await.unwrap(), event);
+    }
+    // An event is given out with its last byte, not with the next event.
+    let (head, tail) = DONE.split_at(7);
+    steps.send(chunk(finish().as_bytes())).await.unwrap();
+    assert_eq!(next(&mut answer).await.unwrap(), finish());
+    steps.send(chunk(head.as_bytes())).await.unwrap();
+    steps.send(chunk(tail.as_bytes())).await.unwrap();
+    assert_eq!(next(&mut answer).await.unwrap(), DONE);
+    steps.send(b"0\r\n\r\n".to_vec()).await.unwrap();
+    assert_eq!(next(&mut answer).await, None);
+}
+
+/// Case 79: a stream whose first token takes long has its head early enough.
+#[tokio::test]
+async fn a_head_does_not_wait_for_ever() {
+    let (steps, walked) = mpsc::channel(1);
+    let walked = Mutex::new(Some(walked));
+    let peer = Peer::start(move |_| Reply::Steps(walked.lock().unwrap().take().unwrap())).await;
+    let mut setup = setup();
+    setup.config.head_within = super::rig::SHORT;
+    let rig = Rig::with(&[peer.url()], setup).await;
+    steps.send(peer::STREAM_HEAD.as_bytes().to_vec()).await.unwrap();
+    let mut answer = rig.open("POST", CHAT, &[], &chat(true)).await;
+    let all = [text("late"), finish(), DONE.to_owned()].concat();
+    steps.send([chunk(all.as_bytes()), b"0\r\n\r\n".to_vec()].concat()).await.unwrap();
+    assert_eq!(next(&mut answer).await.unwrap(), all);
+}
+
+/// Case 75.
+#[tokio::test]
+async fn usage_is_read_and_reaches_only_those_who_asked() {
+    let usage = json!({"prompt_tokens": 9, "completion_tokens": 1,
+                       "prompt_tokens_details": {"cached_tokens": 0}});
+    let choice = json!({"index": 0, "delta": {}, "finish_reason": null});
+    let alone = format!("data: {}\n\n", json!({"choices": [], "usage": usage}));
+    let with_choice = format!("data: {}\n\n", json!({"choices": [choice], "usage": usage}));
+    // Endings, and whether the chunk of usage is fak's alone.
+    let endings = [(alone.clone(), true), (with_choice.clone(), false), (String::new(), false)];
+    for (ending, is_extra) in endings {
+        for asks in [false, true] {
+            let sent = [text("a"), finish(), ending.clone(), DONE.to_owned()].concat();
+            let reply = pieces(&sent, 40);
+            let mut peer = Peer::start(move |_| Reply::Send(reply.clone())).await;
+            let rig = Rig::over(&[peer.url()]).await;
+            let mut body: Value = serde_json::from_str(&chat(true)).unwrap();
+            let options = json!({"include_usage": asks, "continuous_usage_stats": true, "x": 1});
+            body["stream_options"] = options;
+            let answer = rig.post(CHAT, &body.to_string()).await;
+            let is_cut = is_extra && !asks;
+            let expected = if is_cut { sent.replace(&alone, "") } else { sent };
+            assert_eq!(answer.text(), expected);
+            let asked = peer.request().await.json()["stream_options"].clone();
+            assert_eq!((&asked["include_usage"], &asked["x"]), (&json!(true), &json!(1)));
+            // Or every chunk would bring usage that the client did not ask for.
+            assert_eq!(asked.get("continuous_usage_stats").is_some(), asks);
+        }
+    }
+}
+
+/// Case 74.
+#[tokio::test]
+async fn a_client_that_leaves_takes_the_engines_request_with_it() {
+    let stream = || peer::stream(&[&text("a")]);
+    let before_head = || Reply::SendAndHold(Vec::new());
+    let after_chunk = move || Reply::SendAndHold(stream());
+    for (name, is_stream, reply) in [
+        ("before the head", true, &before_head as &(dyn Fn() -> Reply + Sync)),
+        ("after a chunk", true, &after_chunk),
+        ("a whole answer", false, &before_head),
+    ] {
+        let made = Mutex::new(Some(reply()));
+        let mut peer = Peer::start(move |_| made.lock().unwrap().take().unwrap()).await;
+        let rig = Rig::over(&[peer.url()]).await;
+        let body = chat(is_stream);
+        if name == "after a chunk" {
+            let mut answer = rig.open("POST", CHAT, &[], &body).await;
+            assert_eq!(next(&mut answer).await.unwrap(), text("a"));
+            peer.request().await;
+            assert_eq!(rig.inside(0), 1);
+            drop(answer);
+        } else {
+            tokio::select! {
+                _ = rig.open("POST", CHAT, &[], &body) => unreachable!("{name}: no head comes"),
+                _ = peer.request() => {}
+            }
+        }
+        peer.client_gone().await;
+        rig.empty().await;
+        let gone = "fak_requests_total{outcome=\"cancelled\",route=\"/v1/chat/completions\"}";
+        rig.counted(gone, 1).await;
+        rig.counted("fak_requests_in_flight", 0).await;
+    }
+}
+
+/// Case 82.
+#[tokio::test]
+async fn headers_pass_end_to_end_and_keys_do_not() {
+    let body = "{\"choices\":[]}";
+    let head = "content-type: application/json\r\nx-engine: 1\r\nconnection: x-hop\r\nx-hop: 1\r\n\
+                keep-alive: 5\r\nx-fak-worker: forged\r\n";
+    let reply = format!("HTTP/1.1 200 OK\r\n{head}content-length: {}\r\n\r\n{body}", body.len());
+    let mut peer = Peer::start(move |_| Reply::Send(reply.clone().into_bytes())).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    let headers = [
+        ("x-request-id", "id-1"),
+        ("traceparent", "00-1-2-01"),
+        ("connection", "x-foo"),
+        ("x-foo", "1"),
+        ("authorization", "Bearer gateway-key"),
+        ("x-api-key", "gateway-key"),
+        ("x-fak-session", "s"),
+    ];
+    let answer = rig.post_with(CHAT, &headers, &chat(false)).await;
+    assert_eq!(answer.text(), body);
+    let seen = peer.request().await;
+    assert_eq!(seen.header("x-request-id"), Some("id-1"));
+    assert_eq!(seen.header("traceparent"), Some("00-1-2-01"));
+    assert_eq!(seen.header("authorization"), Some(format!("Bearer {WORKER_KEY}").as_str()));
+    assert_eq!(seen.header("host"), Some(peer.url().trim_start_matches("http://")));
+    for dropped in ["x-foo", "connection", "x-api-key", "x-fak-session"] {
+        assert_eq!(seen.header(dropped), None, "{dropped}");
+    }
+    assert!(!seen.head.contains("gateway-key"));
+    assert_eq!(answer.header("x-request-id"), Some("id-1"));
+    assert_eq!(answer.header("x-fak-worker"), Some("w0"));
+    assert_eq!(answer.header("x-engine"), Some("1"));
+    assert_eq!(answer.header("x-fak-kv"), Some("unknown"));
+    assert_eq!(answer.header("x-fak-warm-tokens"), Some("0"));
+    assert_eq!(answer.header("x-fak-attempts"), Some("1"));
+    for dropped in ["x-hop", "keep-alive"] {
+        assert_eq!(answer.header(dropped), None, "{dropped}");
+    }
+}
+
+/// Case 82.
+#[tokio::test]
+async fn a_compressed_answer_keeps_its_length() {
+    let gzip = b"\x1f\x8b\x08 not really";
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-encoding: gzip\r\n\
+         content-length: {}\r\n\r\n",
+        gzip.len()
+    );
+    let reply = [head.as_bytes(), gzip].concat();
+    let mut peer = Peer::start(move |_| Reply::Send(reply.clone())).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    let answer = rig.post_with(CHAT, &[("accept-encoding", "gzip")], &chat(false)).await;
+    assert_eq!(&answer.body[..], gzip);
+    assert_eq!(answer.header("content-length"), Some(gzip.len().to_string().as_str()));
+    assert_eq!(peer.request().await.header("accept-encoding"), None);
+}
+
+/// Other routes pass as they are, and their streams are not taken for OpenAI's.
+#[tokio::test]
+async fn a_route_that_is_not_read_passes_as_it_is() {
+    let events = "event: message_start\ndata: {\"type\":\"message_start\"}\n\n";
+    let reply = peer::whole_stream(&[events]);
+    let mut peer = Peer::start(move |_| Reply::Send(reply.clone())).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    let body = json!({"model": MODEL, "messages": [], "stream": true}).to_string();
+    let answer = rig.post("/v1/messages", &body).await;
+    assert_eq!(answer.text(), events);
+    let seen = peer.request().await;
+    assert_eq!((seen.line(), &seen.body[..]), ("POST /v1/messages", body.as_bytes()));
+}
+
+/// An answer that began is relayed to its end though its worker stops serving meanwhile.
+#[tokio::test]
+async fn what_has_begun_is_not_moved() {
+    let (steps, walked) = mpsc::channel(1);
+    let walked = Mutex::new(Some(walked));
+    let peer = Peer::start(move |_| Reply::Steps(walked.lock().unwrap().take().unwrap())).await;
+    let other = Peer::start(|_| unreachable!("nothing moves here")).await;
+    let mut setup = setup();
+    setup.config.watch_every = std::time::Duration::from_millis(1);
+    let rig = Rig::with(&[peer.url(), other.url()], setup).await;
+    rig.phase(1, fak_kernel::Phase::Paused);
+    let first = chunk(text("a").as_bytes());
+    steps.send([peer::STREAM_HEAD.as_bytes(), &first].concat()).await.unwrap();
+    let mut answer = rig.open("POST", CHAT, &[], &chat(true)).await;
+    assert_eq!(next(&mut answer).await.unwrap(), text("a"));
+    rig.phase(1, fak_kernel::Phase::Serving);
+    rig.phase(0, fak_kernel::Phase::Paused);
+    let rest = [finish(), DONE.to_owned()].concat();
+    steps.send([chunk(rest.as_bytes()), b"0\r\n\r\n".to_vec()].concat()).await.unwrap();
+    assert_eq!(whole(answer).await.text(), rest);
+}
