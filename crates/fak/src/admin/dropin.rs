@@ -102,19 +102,14 @@ async fn run(
     accepted: &[&str],
     read: impl FnOnce(&Parameters) -> Result<(Move, Value), Invalid>,
 ) -> Response {
-    let parameters = match Parameters::new(pairs, accepted).and_then(|parameters| {
+    let asked = || {
+        let parameters = Parameters::new(pairs, accepted)?;
         query::no_body(&body, accepted)?;
-        Ok(parameters)
-    }) {
-        Ok(parameters) => parameters,
-        Err(invalid) => return invalid.into_response(),
+        let (mv, answer) = read(&parameters)?;
+        Ok::<_, Invalid>((mv, answer, meant(&state, parameters.worker())?))
     };
-    let (mv, mut answer) = match read(&parameters) {
+    let (mv, mut answer, workers) = match asked() {
         Ok(asked) => asked,
-        Err(invalid) => return invalid.into_response(),
-    };
-    let workers = match meant(&state, parameters.worker()) {
-        Ok(workers) => workers,
         Err(invalid) => return invalid.into_response(),
     };
     let acts = workers.iter().map(|worker| act(&state, worker, mv));
@@ -224,11 +219,8 @@ fn tell(end: &End) -> Value {
 
 /// What all workers meant say, after a fresh look at each.
 async fn flag(State(state): State<AdminState>, Query(pairs): Pairs, name: &str) -> Response {
-    let parameters = match Parameters::new(pairs, &[]) {
-        Ok(parameters) => parameters,
-        Err(invalid) => return invalid.into_response(),
-    };
-    let workers = match meant(&state, parameters.worker()) {
+    let asked = Parameters::new(pairs, &[]);
+    let workers = match asked.and_then(|parameters| meant(&state, parameters.worker())) {
         Ok(workers) => workers,
         Err(invalid) => return invalid.into_response(),
     };
