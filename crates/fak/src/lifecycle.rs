@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fak_kernel::witness::{Move, Refusal};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 pub use owner::{Config, Events, Owner};
@@ -128,8 +129,15 @@ impl Lifecycle {
             return hold.ledger.refuse(&request, Refusal::Busy).await;
         }
         let (done, row) = oneshot::channel();
-        if hold.commands.send(Command::Act { request, done }).await.is_err() {
-            return Err(Error::Stopped);
+        // No wait here: a caller that left during one would leave the worker busy for ever.
+        match hold.commands.try_send(Command::Act { request, done }) {
+            Ok(()) => {}
+            Err(TrySendError::Closed(_)) => return Err(Error::Stopped),
+            Err(TrySendError::Full(command)) => {
+                hold.is_busy.store(false, Ordering::Release);
+                let Command::Act { request, .. } = command else { return Err(Error::Stopped) };
+                return hold.ledger.refuse(&request, Refusal::Busy).await;
+            }
         }
         row.await.unwrap_or(Err(Error::Stopped))
     }

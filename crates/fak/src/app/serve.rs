@@ -76,6 +76,8 @@ struct App {
     gateway: Gateway,
     control: Router,
     store: Store,
+    /// Ends the listener, and what would never end by itself.
+    serving: TaskGroup,
     tasks: TaskGroup,
 }
 
@@ -105,7 +107,7 @@ impl App {
         };
         let made = Gateway::new(gateway_config(settings), parts, &registry);
         let (gateway, auditor) = made.map_err(Error::failed)?;
-        let mut tasks = TaskGroup::new();
+        let (serving, mut tasks) = (TaskGroup::new(), TaskGroup::new());
         let is_loopback_only = settings.listen.ip().is_loopback();
         let control = admin::router(AdminState::new(admin::Parts {
             fleet,
@@ -116,7 +118,7 @@ impl App {
             recorder,
             registry,
             access: Access { key: settings.admin_key.clone(), is_loopback_only },
-            stop: tasks.shutdown(),
+            stop: serving.shutdown(),
         }));
         for owner in owners {
             tasks.spawn("worker owner", OnExit::StopProcess, owner.run(tasks.shutdown()));
@@ -130,12 +132,12 @@ impl App {
                 index.sweep(SWEEP_BUDGET);
             }
         });
-        Ok(Self { gateway, control, store, tasks })
+        Ok(Self { gateway, control, store, serving, tasks })
     }
 
     /// Serves until a signal or the end of a critical task, then lets go in order.
     async fn run(self, listener: tokio::net::TcpListener, settings: &Serve) {
-        let Self { gateway, control, store, tasks } = self;
+        let Self { gateway, control, store, serving, tasks } = self;
         let cutoff = gateway.cutoff();
         let service = move |request: Request<Incoming>| {
             let (gateway, control) = (gateway.clone(), control.clone());
@@ -149,7 +151,6 @@ impl App {
                 }
             }
         };
-        let serving = TaskGroup::new();
         let config = ServeConfig { drain: settings.drain, ..ServeConfig::default() };
         let stop = serving.shutdown();
         let served = gateway::serve(listener, service, config, (stop, cutoff));
