@@ -88,7 +88,10 @@ impl Shared {
             };
             tried.push(seat.number);
             let (number, worker) = (seat.number, Arc::clone(&seat.view.worker.id));
-            let (claim, mut aboard) = self.board(job, seat, &tried);
+            let (claim, mut aboard) = self.board(job, seat);
+            if tried.len() == 1 && ticket.released.is_none() {
+                self.metrics.sent(job.since.elapsed());
+            }
             let attempt = self.attempt(job, number, &tried).await;
             let (problem, fallback) = match attempt {
                 Attempt::Answer(answer) => {
@@ -225,7 +228,7 @@ impl Shared {
     }
 
     /// What a request holds and leaves behind on its worker.
-    fn board(&self, job: &Job, seat: Seat, tried: &[usize]) -> (Claim, Aboard) {
+    fn board(&self, job: &Job, seat: Seat) -> (Claim, Aboard) {
         let Seat { number, view, inside, mut claim, prompt, chunks } = seat;
         let worker = Arc::clone(&view.worker.id);
         if let Some(turn) = &job.turn {
@@ -260,9 +263,6 @@ impl Shared {
             };
             (self.audits.clone(), audit)
         });
-        if tried.len() == 1 {
-            self.metrics.sent(job.since.elapsed());
-        }
         (claim, Aboard { worker, _inside: inside, audit, prediction })
     }
 

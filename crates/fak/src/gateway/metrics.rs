@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use fak_kernel::route::Reason;
+use prometheus::core::Collector;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts};
 
 use super::audit::Verdict;
@@ -122,88 +123,48 @@ impl Metrics {
     /// # Errors
     /// A name is taken.
     pub(super) fn new(registry: &Registry) -> prometheus::Result<Self> {
-        let counters = |name: &str, help: &str, labels: &[&str]| -> prometheus::Result<_> {
-            let family = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(family.clone()))?;
-            Ok(family)
-        };
-        let counter = |name: &str, help: &str| -> prometheus::Result<_> {
-            let counter = IntCounter::new(name, help)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok(counter)
-        };
-        let gauge = |name: &str, help: &str| -> prometheus::Result<_> {
-            let gauge = IntGauge::new(name, help)?;
-            registry.register(Box::new(gauge.clone()))?;
-            Ok(gauge)
-        };
-        let requests =
-            counters("fak_requests_total", "Requests by how they ended.", &["route", "outcome"])?;
-        let requests = Data::ALL.iter().map(|route| route.path()).chain(["other"]).map(|route| {
-            Outcome::WORDS.map(|outcome| requests.with_label_values(&[route, outcome]))
-        });
-        let failures =
-            counters("fak_requests_failed_total", "Failed requests by cause.", &["cause"])?;
-        let routed = counters(
-            "fak_requests_routed_total",
-            "Requests by why their worker was chosen.",
-            &["reason"],
+        let families = Families(registry);
+        let requests = families.counters(
+            "fak_requests_total",
+            "Requests by how they ended.",
+            &["route", "outcome"],
         )?;
-        let matching = counters(
-            "fak_requests_matching_total",
-            "Requests by where their tokens came from.",
-            &["outcome"],
-        )?;
-        let claims = counters(
-            "fak_claims_total",
-            "Claims held against what the engine reports.",
-            &["outcome"],
-        )?;
-        let overhead = Histogram::with_opts(
-            HistogramOpts::new(
-                "fak_request_overhead_seconds",
-                "Time from a request's whole body to its sending, waiting for a worker left out.",
-            )
-            .buckets(vec![
-                25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3, 1.0,
-            ]),
-        )?;
-        registry.register(Box::new(overhead.clone()))?;
+        let routes = Data::ALL.iter().map(|route| route.path()).chain(["other"]);
+        let of_route =
+            |route| Outcome::WORDS.map(|outcome| requests.with_label_values(&[route, outcome]));
+        let failures = families.by("fak_requests_failed_total", "Failures by cause.", "cause")?;
+        let routed = families.by("fak_requests_routed_total", "Choices by reason.", "reason")?;
+        let matching =
+            families.by("fak_requests_matching_total", "Prompts by their tokens.", "outcome")?;
+        let claims =
+            families.by("fak_claims_total", "Claims as the engine found them.", "outcome")?;
         let of = |family: &IntCounterVec, word: &str| family.with_label_values(&[word]);
         Ok(Self {
-            requests: requests.collect(),
+            requests: routes.map(of_route).collect(),
             failures: Failure::WORDS.map(|cause| of(&failures, cause)),
             routed: Reason::ALL.iter().map(|reason| of(&routed, reason.as_str())).collect(),
             matching: Matching::WORDS.map(|outcome| of(&matching, outcome)),
             claims: Verdict::ALL.iter().map(|verdict| of(&claims, verdict.as_str())).collect(),
-            in_flight: gauge(
-                "fak_requests_in_flight",
-                "Requests that are not answered to their end.",
-            )?,
-            held: gauge("fak_requests_held", "Requests that wait for a worker that serves.")?,
-            moved: counter("fak_requests_moved_total", "Requests moved to another worker.")?,
-            predicted: counter(
-                "fak_requests_predicted_total",
-                "Requests written down as to be cached soon.",
-            )?,
-            mismatches: counter(
+            in_flight: families.gauge("fak_requests_in_flight", "Not answered to their end.")?,
+            held: families.gauge("fak_requests_held", "Waiting for a worker that serves.")?,
+            moved: families.counter("fak_requests_moved_total", "Moved to another worker.")?,
+            predicted: families
+                .counter("fak_requests_predicted_total", "Written down as soon to be cached.")?,
+            mismatches: families.counter(
                 "fak_requests_token_mismatches_total",
                 "Prompts whose length the engine counted otherwise.",
             )?,
-            too_large: counter("fak_requests_too_large_total", "Bodies over the limit.")?,
-            salted: counter(
-                "fak_requests_salted_total",
-                "Requests that were given their tenant's salt.",
+            too_large: families
+                .counter("fak_requests_too_large_total", "Bodies over the limit.")?,
+            salted: families.counter("fak_requests_salted_total", "Given a salt of fak's.")?,
+            claimed_tokens: families
+                .counter("fak_claimed_tokens_total", "Claimed by audited requests.")?,
+            cached_tokens: families
+                .counter("fak_cached_tokens_total", "Found in caches by audited requests.")?,
+            overhead: families.histogram(
+                "fak_request_overhead_seconds",
+                "From a request's whole body to its sending, for those that did not wait for a worker.",
             )?,
-            claimed_tokens: counter(
-                "fak_claimed_tokens_total",
-                "Prompt tokens claimed to be cached, of audited requests.",
-            )?,
-            cached_tokens: counter(
-                "fak_cached_tokens_total",
-                "Prompt tokens that engines took from caches, of audited requests.",
-            )?,
-            overhead,
         })
     }
 
@@ -234,5 +195,44 @@ impl Metrics {
     /// A request was sent, so long after its body was there.
     pub(super) fn sent(&self, after: Duration) {
         self.overhead.observe(after.as_secs_f64());
+    }
+}
+
+/// Makes families and registers them.
+struct Families<'a>(&'a Registry);
+
+impl Families<'_> {
+    fn registered<T: Collector + Clone + 'static>(&self, family: T) -> prometheus::Result<T> {
+        self.0.register(Box::new(family.clone()))?;
+        Ok(family)
+    }
+
+    fn counters(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> prometheus::Result<IntCounterVec> {
+        self.registered(IntCounterVec::new(Opts::new(name, help), labels)?)
+    }
+
+    fn by(&self, name: &str, help: &str, label: &str) -> prometheus::Result<IntCounterVec> {
+        self.counters(name, help, &[label])
+    }
+
+    fn counter(&self, name: &str, help: &str) -> prometheus::Result<IntCounter> {
+        self.registered(IntCounter::new(name, help)?)
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
+        self.registered(IntGauge::new(name, help)?)
+    }
+
+    /// From 25 µs, below which nothing is worth telling apart, to a second.
+    fn histogram(&self, name: &str, help: &str) -> prometheus::Result<Histogram> {
+        let bounds =
+            [25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3, 1.0];
+        let opts = HistogramOpts::new(name, help).buckets(bounds.to_vec());
+        self.registered(Histogram::with_opts(opts)?)
     }
 }

@@ -1,5 +1,7 @@
 //! The data plane on real sockets: over peers that do exactly as told, and over simulated engines.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+
 mod rig;
 
 mod claims;

@@ -18,6 +18,9 @@ const FINISH: &str =
     "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n";
 const DONE: &str = "data: [DONE]\n\n";
 
+/// How a peer sends a stream of these chunks.
+type Send = fn(&[&str]) -> Reply;
+
 fn good() -> Reply {
     Reply::Send(peer::whole_stream(&[TEXT, FINISH, DONE]))
 }
@@ -41,7 +44,7 @@ fn errors(stream: &[u8]) -> Vec<ErrorBody> {
 #[tokio::test]
 async fn a_failure_in_the_stream_is_one_error_event_and_no_end() {
     let error = "data: {\"error\": {\"message\": \"boom\", \"code\": 500}}\n\n";
-    let rows: [(&str, fn(&[&str]) -> Reply, Vec<&str>, &str); 4] = [
+    let rows: [(&str, Send, Vec<&str>, &str); 4] = [
         ("cut", |c| Reply::SendAndClose(peer::stream(c)), vec![TEXT, "data: {\"choi"], ""),
         ("error", |c| Reply::Send(peer::whole_stream(c)), vec![TEXT, error, DONE], "boom"),
         ("cut", |c| Reply::Send(peer::whole_stream(c)), vec![TEXT], ""),

@@ -206,7 +206,7 @@ impl Rig {
     pub(crate) async fn counted(&self, name: &str, value: u64) {
         let reached = async {
             while self.count(name) != value {
-                tokio::time::sleep(Duration::from_millis(1)).await;
+                tokio::task::yield_now().await;
             }
         };
         let in_time = tokio::time::timeout(PATIENT, reached).await;
