@@ -49,6 +49,8 @@ enum Kind {
     ResetExternal,
     Sleep,
     SleepKeepTier,
+    /// Publishes no clear of its own.
+    Wake,
     /// 200, `success:false`: the gpu's cache is as it was, which fak cannot know.
     ResetRefused,
     /// 200, `success:false`, and the tier wiped all the same.
@@ -58,11 +60,12 @@ enum Kind {
 }
 
 impl Kind {
-    const ALL: [Kind; 7] = [
+    const ALL: [Kind; 8] = [
         Kind::Reset,
         Kind::ResetExternal,
         Kind::Sleep,
         Kind::SleepKeepTier,
+        Kind::Wake,
         Kind::ResetRefused,
         Kind::ResetExternalRefused,
         Kind::TimedOut,
@@ -70,7 +73,7 @@ impl Kind {
 
     fn touches(self) -> TierSet {
         match self {
-            Kind::Reset | Kind::ResetRefused | Kind::SleepKeepTier => TierSet::GPU,
+            Kind::Reset | Kind::ResetRefused | Kind::SleepKeepTier | Kind::Wake => TierSet::GPU,
             _ => TierSet::ALL,
         }
     }
@@ -88,7 +91,7 @@ impl Kind {
     /// What came of it, and whether the engine publishes a clear for it that is known to be fak's.
     fn verdict(self) -> (PerTier<Disposition>, bool) {
         match self {
-            Kind::ResetRefused => (
+            Kind::ResetRefused | Kind::Wake => (
                 PerTier { gpu: Disposition::Unknown, ..PerTier::all(Disposition::Preserved) },
                 false,
             ),
@@ -258,7 +261,7 @@ impl World {
         match self.acting.take() {
             None => {
                 let kind = Kind::ALL[self.rng.usize(..Kind::ALL.len())];
-                let clear = Some(kind.intended());
+                let clear = (kind != Kind::Wake).then(|| kind.intended());
                 self.feed("intent", Event::Intent { tiers: kind.touches(), clear }, None);
                 self.note(|| format!("  of {kind:?}"));
                 self.acting = Some(Acting { kind, called: false });
@@ -276,7 +279,7 @@ impl World {
         match kind {
             Kind::Reset | Kind::SleepKeepTier => self.engine.clear(false, true),
             Kind::ResetExternal | Kind::Sleep => self.engine.clear(true, true),
-            Kind::ResetRefused => {}
+            Kind::ResetRefused | Kind::Wake => {}
             Kind::ResetExternalRefused => self.engine.wipe_connector(Lost::ByFak),
             Kind::TimedOut => self.late_call = self.rng.bool(),
         }

@@ -54,7 +54,10 @@ enum Stage {
     #[default]
     Open,
     /// Between an intent and its outcome.
-    Acting,
+    Acting {
+        /// The intent announced a clear.
+        announced: bool,
+    },
     /// The outcome is known; what was in flight is draining.
     Settling(Settling),
 }
@@ -70,6 +73,10 @@ struct Settling {
 impl Fence {
     pub(super) fn is_open(&self) -> bool {
         self.stage == Stage::Open
+    }
+
+    fn is_acting(&self) -> bool {
+        matches!(self.stage, Stage::Acting { .. })
     }
 
     pub(super) fn is_settling(&self) -> bool {
@@ -123,7 +130,7 @@ impl Fence {
         self.forget_owed();
         match &mut self.stage {
             Stage::Open => *self = Self::default(),
-            Stage::Acting => {}
+            Stage::Acting { .. } => {}
             Stage::Settling(settling) => *settling = Settling::default(),
         }
     }
@@ -145,7 +152,7 @@ impl Rank {
         if tiers.is_empty() {
             return;
         }
-        self.fence.stage = Stage::Acting;
+        self.fence.stage = Stage::Acting { announced: clear.is_some() };
         self.fence.closed = self.fence.closed.with(tiers);
         self.fence.drains_next = false;
         if let Some(kv) = clear {
@@ -165,11 +172,13 @@ impl Rank {
         out: &mut Vec<Effect>,
     ) {
         self.demote_by(kv, out);
-        if !clears && self.fence.owed.clears > 0 {
-            self.fence.owed.clears -= 1;
+        let was_announced = self.fence.stage == Stage::Acting { announced: true };
+        if was_announced && !clears {
+            // A new life in between has forgotten what was owed.
+            self.fence.owed.clears = self.fence.owed.clears.saturating_sub(1);
             self.disown(out);
         }
-        if self.fence.stage == Stage::Acting || !self.fence.closed.is_empty() {
+        if self.fence.is_acting() || !self.fence.closed.is_empty() {
             self.settle(out);
         }
     }
@@ -187,7 +196,7 @@ impl Rank {
     pub(super) fn distrust(&mut self, kv: PerTier<Disposition>, out: &mut Vec<Effect>) {
         self.demote_by(kv, out);
         // The action under way has its outcome, and so its barrier, still to come.
-        if self.fence.stage != Stage::Acting && !kv.demoted().is_empty() {
+        if !self.fence.is_acting() && !kv.demoted().is_empty() {
             self.settle(out);
         }
     }
@@ -253,7 +262,7 @@ impl Rank {
             Stage::Settling(settling) => {
                 settling.marker.is_some() && settling.marker == head.marker
             }
-            Stage::Open | Stage::Acting => false,
+            Stage::Open | Stage::Acting { .. } => false,
         };
         if marked {
             self.fence.open(TierSet::NONE);

@@ -416,6 +416,24 @@ fn a_clear_that_comes_with_the_first_request_after_the_wake_belongs_to_the_actio
 }
 
 #[test]
+fn a_wake_between_the_sleep_and_its_clear_does_not_disown_the_clear() {
+    let mut history = [batch(1, 0, &[Store("A"), StoreCpu("A")])].to_vec();
+    let mut shell = Shell::started(&history);
+    // A sleep that keeps the tier, then a wake, which publishes nothing of its own.
+    shell.reset();
+    shell.answer_all(&history);
+    let kv = PerTier { gpu: Disposition::Unknown, ..all(Disposition::Preserved) };
+    shell.feed(Event::Intent { tiers: TierSet::GPU, clear: None });
+    shell.feed(Event::Outcome { kv, clears: false });
+    shell.answer_all(&history);
+    history.push(batch(1, 1, &[Clear, Store("N")]));
+    shell.live(&history[1]);
+    shell.answer_all(&history);
+    assert_eq!(shell.warm(), "N A@cpu");
+    assert!(!shell.notes.iter().any(|n| matches!(n, Note::ClearUnexplained { .. })));
+}
+
+#[test]
 fn an_earlier_clear_of_somebody_else_does_not_open_the_fence() {
     let mut history = abc();
     let mut shell = Shell::started(&history);
