@@ -37,6 +37,8 @@ pub struct Answer {
     pub status: u16,
     /// Empty if the engine sent none.
     pub content_type: String,
+    /// Every header, that one included.
+    pub headers: http::HeaderMap,
     /// The bytes so far.
     pub body: Vec<u8>,
     /// The body ended as HTTP says it must.
@@ -133,6 +135,7 @@ async fn receive(
     progress.send_modify(|seen| {
         seen.status = answer.status().as_u16();
         seen.content_type = content_type.unwrap_or_default().into_owned();
+        seen.headers = answer.headers().clone();
     });
     let mut body = answer.into_body();
     while let Some(frame) = body.frame().await {

@@ -3,8 +3,10 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may fail by panicking"))]
 
+pub mod bridge;
 pub mod client;
 pub mod events;
+pub mod fak;
 pub mod metrics;
 pub mod names;
 pub mod normal;

@@ -155,7 +155,7 @@ mod tests {
             content_type: "text/event-stream".to_owned(),
             body: body.as_bytes().to_vec(),
             is_complete: true,
-            failure: None,
+            ..Answer::default()
         }
     }
 

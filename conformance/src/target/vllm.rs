@@ -9,14 +9,20 @@ use anyhow::{Context, bail, ensure};
 use super::{BLOCK_BYTES, Endpoints, GPU_BLOCKS, MODEL_LEN_MAX, TIER_BLOCKS, Target};
 use crate::scenario::Profile;
 
-/// A vLLM started through `conformance/rig/engine`.
+/// A vLLM started through `conformance/rig/engine`; it keeps its ports over a restart.
 #[derive(Debug, Default)]
 pub struct Vllm {
     process: Option<Child>,
+    ports: Option<[u16; 3]>,
 }
 
 impl Vllm {
-    fn stop(&mut self) -> anyhow::Result<()> {
+    /// Ends the engine, if it runs.
+    ///
+    /// # Errors
+    ///
+    /// The rig cannot be waited for.
+    pub fn stop(&mut self) -> anyhow::Result<()> {
         let Some(mut process) = self.process.take() else { return Ok(()) };
         drop(process.stdin.take());
         process.wait().context("the rig cannot be waited for")?;
@@ -38,7 +44,11 @@ impl Target for Vllm {
 
     async fn start(&mut self, profile: Profile) -> anyhow::Result<Endpoints> {
         self.stop()?;
-        let [port, kv_port, replay_port] = free_ports()?.map(|port| port.to_string());
+        let ports = match self.ports {
+            Some(ports) => ports,
+            None => *self.ports.insert(free_ports()?),
+        };
+        let [port, kv_port, replay_port] = ports.map(|port| port.to_string());
         let mut command = Command::new(rig());
         command.args(["serve", "--until-stdin-closes", "--port", &port]);
         command.args(["--kv-port", &kv_port, "--replay-port", &replay_port]);

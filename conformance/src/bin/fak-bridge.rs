@@ -1,0 +1,47 @@
+//! `fak serve` in front of a real engine: a line for each thing that has to hold, and the counts.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+use fak_conformance::bridge::Bridge;
+use fak_conformance::fak;
+use fak_conformance::target::{Simulated, Vllm};
+
+/// Puts an engine to sleep, resets and restarts it, and checks what fak makes of it
+#[derive(Debug, Parser)]
+struct Options {
+    /// The engine behind fak
+    #[arg(long, value_enum, default_value_t = Engine::Vllm)]
+    engine: Engine,
+    /// A built fak; without it, one is built
+    #[arg(long, value_name = "PATH")]
+    fak: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Engine {
+    Vllm,
+    Sim,
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let options = Options::parse();
+    let binary = match options.fak {
+        Some(path) => path,
+        None => fak::build()?,
+    };
+    // One thread: the engine is told to die with the thread that started it.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let out = Box::new(std::io::stdout());
+    let checks = runtime.block_on(async {
+        match options.engine {
+            Engine::Vllm => Bridge::start(Vllm::default(), &binary, out).await?.run().await,
+            Engine::Sim => Bridge::start(Simulated::default(), &binary, out).await?.run().await,
+        }
+    })?;
+    let (passed, failed) = (checks.passed(), checks.failures().len());
+    writeln!(std::io::stdout(), "bridge: {passed} checks hold, {failed} do not")?;
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
