@@ -7,6 +7,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 
+pub mod blind;
 pub mod discover;
 pub mod endpoint;
 pub mod fold;

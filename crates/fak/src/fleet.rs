@@ -66,6 +66,8 @@ pub struct Rank {
     pub id: RankId,
     /// How far its beliefs can be relied on.
     pub trust: Trust,
+    /// Its engine looks prompts up, and nothing is heard of it.
+    pub is_blind: bool,
 }
 
 impl State {

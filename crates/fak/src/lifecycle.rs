@@ -9,7 +9,8 @@ mod learn;
 mod marker;
 mod owner;
 mod probe;
-mod translate;
+mod recovery;
+pub(crate) mod translate;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use fak_kernel::witness::{Move, Refusal};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
+pub(crate) use learn::capabilities;
 pub use owner::{Config, Events, Owner};
 pub use translate::parts;
 

@@ -33,6 +33,8 @@ pub struct Worker {
     pub weight_version: Option<String>,
     /// The last row on it.
     pub last_witness: Option<u64>,
+    /// Ranks whose engine looks prompts up while no event of theirs is heard.
+    pub blind_ranks: Vec<u32>,
     /// Whether the last probe got an answer.
     pub reachable: bool,
     /// False where requests run and no token came for too long.

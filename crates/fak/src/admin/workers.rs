@@ -110,6 +110,7 @@ fn describe(state: &AdminState, view: &View, loads: &HashMap<Arc<str>, Load>) ->
         models: now.models.iter().map(ToString::to_string).collect(),
         phase: now.phase().to_string(),
         serving: now.is_serving(),
+        blind_ranks: now.ranks.iter().filter(|r| r.is_blind).map(|r| r.number).collect(),
         state: now.trust().to_string(),
         tiers: tiers(state, now),
         sessions: load.sessions as u64,

@@ -59,6 +59,9 @@ pub struct Fold {
     media: Media,
     limits: kv::Limits,
     marker: Option<Marker>,
+    /// The rank that the stream's first batch named. Its number is the engine's own, which is not the
+    /// source's where each rank is a server of its own.
+    named_rank: Option<u32>,
     recorder: Arc<Recorder>,
     name: recorder::Rank,
 }
@@ -80,6 +83,7 @@ impl Fold {
             media: Media::default(),
             limits: kv::Limits::default(),
             marker: None,
+            named_rank: None,
             recorder,
             name,
         }
@@ -136,9 +140,14 @@ impl Fold {
         self.rank.cursor()
     }
 
-    fn read(&self, seq: u64, payload: &Bytes) -> (Head, kv::Batch) {
+    fn read(&mut self, seq: u64, payload: &Bytes) -> (Head, kv::Batch) {
         let digest = xxh3_128(payload);
         match kv::decode(payload, &self.limits) {
+            Ok(batch) if self.is_of_another_rank(&batch) => {
+                // Two caches are never taken for one.
+                tracing::warn!(rank = %self.name, seq, found = batch.rank, "another rank's batch");
+                self.unreadable(seq, digest)
+            }
             Ok(batch) => {
                 let clears =
                     batch.events.iter().filter(|e| matches!(e, kv::Event::Cleared)).count();
@@ -148,11 +157,19 @@ impl Fold {
             }
             Err(error) => {
                 tracing::warn!(rank = %self.name, seq, %error, "a batch does not decode");
-                self.recorder.bad(&self.name);
-                let head = Head { seq, digest, clears: 0, marker: None, readable: false };
-                (head, kv::Batch::default())
+                self.unreadable(seq, digest)
             }
         }
+    }
+
+    fn unreadable(&self, seq: u64, digest: u128) -> (Head, kv::Batch) {
+        self.recorder.bad(&self.name);
+        let head = Head { seq, digest, clears: 0, marker: None, readable: false };
+        (head, kv::Batch::default())
+    }
+
+    fn is_of_another_rank(&mut self, batch: &kv::Batch) -> bool {
+        batch.rank.is_some_and(|rank| *self.named_rank.get_or_insert(rank) != rank)
     }
 
     fn marker_in(&self, batch: &kv::Batch) -> Option<u64> {

@@ -23,7 +23,7 @@ impl Version {
 }
 
 /// What the kernel may rely on.
-pub(super) fn capabilities(told: &engine::Capabilities) -> Capabilities {
+pub(crate) fn capabilities(told: &engine::Capabilities) -> Capabilities {
     let version = told.version.told().and_then(|text| Version::read(text));
     let since = |minor: u32| version.is_some_and(|v| v >= Version(0, minor));
     let connectors = told.connectors.told();

@@ -34,23 +34,43 @@ pub(super) struct Target<'a> {
     pub(super) block_size: Option<u32>,
 }
 
+/// A request that no other can be taken for.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) prompt: Vec<u32>,
+    pub(super) salt: String,
+}
+
+impl Request {
+    /// One that fills a block of `block_size`.
+    pub(super) fn new(block_size: Option<u32>) -> Self {
+        // One token more than a block: the block with the last token is not stored before it is
+        // full.
+        let tokens = 0..=block_size.unwrap_or(BLOCK_SIZE);
+        let prompt = tokens.map(|_| fastrand::u32(TOKENS)).collect();
+        Self { prompt, salt: format!("fak-marker-{}", fastrand::u64(..)) }
+    }
+}
+
 /// Sends the marker `id` to the rank behind `handle`.
 pub(super) async fn send(to: Target<'_>, handle: &Handle, id: u64) {
-    let Target { engine, model, block_size } = to;
-    let block_size = block_size.unwrap_or(BLOCK_SIZE);
-    // One token more than a block: the block with the last token is not stored before it is full.
-    let prompt: Vec<u32> = (0..=block_size).map(|_| fastrand::u32(TOKENS)).collect();
-    let shown = prompt.iter().copied().take(block_size.min(SHOWN_TOKENS) as usize).collect();
-    let marker = Marker { id, tokens: shown };
-    if handle.expect(marker).await.is_err() {
-        return;
+    let request = Request::new(to.block_size);
+    let tokens = to.block_size.map_or(SHOWN_TOKENS, |size| size.min(SHOWN_TOKENS));
+    let tokens = request.prompt.iter().copied().take(tokens as usize).collect();
+    if handle.expect(Marker { id, tokens }).await.is_ok() {
+        post(to, handle, &request).await;
     }
+}
+
+/// Sends a request to the rank behind `handle`, and waits until it is answered.
+pub(super) async fn post(to: Target<'_>, handle: &Handle, request: &Request) {
+    let Target { engine, model, .. } = to;
     let body = json!({
         "model": model,
-        "prompt": prompt,
+        "prompt": request.prompt,
         "max_tokens": 1,
         "temperature": 0,
-        "cache_salt": format!("fak-marker-{id}-{}", fastrand::u64(..)),
+        "cache_salt": request.salt,
     });
     let mut headers = HeaderMap::new();
     let rank = HeaderName::from_static("x-data-parallel-rank");

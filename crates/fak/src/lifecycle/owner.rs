@@ -6,17 +6,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fak_kernel::rank::{Event, Note};
+use fak_kernel::vocab::PerTier;
 use fak_kernel::witness::{
     Answer, Call, Level, Mode, Move, Observed, Plan, Refusal, Seen, Standing, Verdict, judge, plan,
 };
-use fak_kernel::{Phase, Tier};
+use fak_kernel::{Disposition, Phase, Tier};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::probe::{Look, Progress};
+use super::recovery::Recovery;
 use super::{Command, Error, Request, learn, marker, translate};
+use crate::events::blind::{self, Blindness};
 use crate::events::discover::{self, Source};
 use crate::events::stream::{Handle, Sink, Stream};
 use crate::fleet::{Fleet, Rank, State, Worker};
@@ -91,6 +94,10 @@ pub struct Owner {
     /// Tokens in a block of the device cache, where the engine told.
     block_size: Option<u32>,
     progress: Progress,
+    /// By rank: its watch, and what it found.
+    blindness: Vec<(Blindness, bool)>,
+    /// Until it has ended, nobody is shown the ranks.
+    recovery: Recovery,
 }
 
 type RankNote = (u32, Note);
@@ -119,6 +126,8 @@ impl Owner {
             has_learnt: false,
             block_size: None,
             progress: Progress::default(),
+            blindness: Vec::new(),
+            recovery: Recovery::default(),
         }
     }
 
@@ -179,6 +188,15 @@ impl Owner {
             self.send_markers().await;
         }
         self.publish();
+        if self.recovery.is_due() && self.state.is_serving() {
+            let mut recovery = std::mem::take(&mut self.recovery);
+            if let Some(to) = self.marker_target() {
+                let (index, within) = (&self.config.sink.index, self.config.settle_within);
+                recovery.advance(to, &self.ranks, index, within).await;
+            }
+            self.recovery = recovery;
+            self.publish();
+        }
     }
 
     async fn take_in(&mut self, look: &Look) -> Result<(), store::Error> {
@@ -192,12 +210,21 @@ impl Owner {
         }
         self.failures = 0;
         let is_other_life = self.is_other_life(look);
+        let was_heard = !self.ranks.is_empty();
         if !self.has_learnt || is_other_life {
             self.learn().await;
+        }
+        if !was_heard && !self.ranks.is_empty() {
+            let (store, worker) = (&self.config.store, &self.worker.id);
+            self.recovery = Recovery::begin(store, worker, look.incarnation().as_deref()).await;
+            if self.recovery.is_cold() {
+                self.tell(Event::Distrust { kv: PerTier::all(Disposition::Unknown) }).await;
+            }
         }
         self.state.metrics.clone_from(&look.metrics);
         if is_other_life {
             self.state.incarnation = look.incarnation();
+            self.recovery = Recovery::default();
             self.notice(Move::Restart, look).await?;
         } else if self.state.incarnation.is_none() {
             self.state.incarnation = look.incarnation();
@@ -214,11 +241,27 @@ impl Owner {
         if self.state.standing.has_drifted(Seen::read(&observed, &self.state.capabilities)) {
             self.notice(Move::Drift, look).await?;
         }
+        self.watch_for_blindness(look);
         if let (Some(metrics), Phase::Serving) = (&look.metrics, self.state.phase()) {
             let (now, patience) = (Instant::now(), self.config.patience);
             self.state.is_progressing = self.progress.see(metrics, now, patience);
         }
         Ok(())
+    }
+
+    fn watch_for_blindness(&mut self, look: &Look) {
+        let Some(metrics) = &look.metrics else { return };
+        let now = Instant::now();
+        for (rank, (watch, is_blind)) in self.ranks.iter().zip(&mut self.blindness) {
+            let queries = metrics.ranks.get(&rank.rank()).and_then(|r| r.prefix_queries);
+            let last_seq = rank.status().last_seq;
+            let found = watch.see(queries, last_seq, now, self.config.patience);
+            if found && !*is_blind {
+                let (worker, rank, causes) = (&self.worker.id, rank.rank(), blind::CAUSES);
+                tracing::warn!(%worker, rank, causes, "blind: prompts are looked up, no event comes");
+            }
+            *is_blind = found;
+        }
     }
 
     fn is_other_life(&self, look: &Look) -> bool {
@@ -271,6 +314,7 @@ impl Owner {
             let stop = self.streams.shutdown();
             self.streams.spawn("rank events", OnExit::Report, stream.run(stop));
             self.ranks.push(handle);
+            self.blindness.push((Blindness::default(), false));
         }
     }
 
@@ -484,12 +528,15 @@ impl Owner {
     }
 
     fn publish_standing(&mut self) {
-        let rank = |handle: &Handle| Rank {
+        let rank = |(handle, (_, is_blind)): (&Handle, &(Blindness, bool))| Rank {
             number: handle.rank(),
             id: handle.id(),
             trust: handle.status().trust,
+            is_blind: *is_blind,
         };
-        self.state.ranks = self.ranks.iter().map(rank).collect();
+        let ranks = self.ranks.iter().zip(&self.blindness);
+        let shown = ranks.filter(|_| !self.recovery.is_pending());
+        self.state.ranks = shown.map(rank).collect();
         let state = self.state.clone();
         self.config.fleet.update(&self.worker.id, |shown| *shown = state);
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fak_wire::metrics::{Signals, Snapshot};
 use serde_json::Value;
 
-use crate::engine::{Control, Engine, Observation, Seen};
+use crate::engine::{Control, Data, Engine, Observation, Outgoing, Seen};
 
 /// What one look brought.
 #[derive(Debug)]
@@ -17,26 +17,33 @@ pub(super) struct Look {
     pub(super) observation: Observation,
     pub(super) metrics: Option<Arc<Snapshot>>,
     pub(super) weight_version: Option<Arc<str>>,
+    /// The front end answers for an engine that is dead or is being stopped.
+    is_dead: bool,
 }
 
 impl Look {
     pub(super) async fn at(engine: &Engine) -> Self {
-        let ((observation, metrics), weights) =
-            tokio::join!(engine.observe_and_scrape(), engine.read(Control::WeightInfo));
+        let ((observation, metrics), weights, is_dead) = tokio::join!(
+            engine.observe_and_scrape(),
+            engine.read(Control::WeightInfo),
+            is_dead(engine),
+        );
         let version = |body: &Value| Some(body.get("weight_version")?.as_str()?.into());
         Self {
             observation,
             metrics: metrics.ok().map(Arc::new),
             weight_version: weights.as_ref().and_then(version),
+            is_dead,
         }
     }
 
-    /// Whether anything answered.
+    /// Whether anything answered that has an engine behind it.
     pub(super) fn is_reachable(&self) -> bool {
-        self.metrics.is_some()
+        let is_answered = self.metrics.is_some()
             || [self.observation.is_paused.clone(), self.observation.is_sleeping.clone()]
                 .iter()
-                .any(|seen| matches!(seen, Seen::Value(_) | Seen::NotOffered))
+                .any(|seen| matches!(seen, Seen::Value(_) | Seen::NotOffered));
+        is_answered && !self.is_dead
     }
 
     /// This life of the process, by its start in Unix seconds. Engines whose metrics come from
@@ -45,6 +52,15 @@ impl Look {
         let start = self.metrics.as_ref()?.process_start?;
         Some(format!("{start:.3}").into())
     }
+}
+
+/// `/health` is 200 while an engine is paused or asleep, and 503 once it is dead or stopping, when
+/// the flags may still read as before (vLLM 0.32.0, observed).
+async fn is_dead(engine: &Engine) -> bool {
+    let health = Outgoing::to(engine.endpoints().data(Data::Health));
+    let within = engine.client().timeouts().probe;
+    let answer = engine.client().send(health, within).await;
+    answer.is_ok_and(|answer| answer.status == http::StatusCode::SERVICE_UNAVAILABLE)
 }
 
 /// Tells a worker that computes from one that hangs: requests run, and nothing moves.

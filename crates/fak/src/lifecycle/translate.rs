@@ -12,7 +12,7 @@ use crate::engine::{
 };
 
 /// The adapter's call for the kernel's.
-pub(super) fn control(call: Call) -> Control {
+pub(crate) fn control(call: Call) -> Control {
     match call {
         Call::Pause { mode, clear_cache, spare_connector } => Control::Pause {
             mode: self::mode(mode),
@@ -53,7 +53,7 @@ fn tag(part: Part) -> WakeTag {
 }
 
 /// The kernel's reading of what came back of `call`.
-pub(super) fn answer(call: Call, answered: &Answer) -> witness::Answer {
+pub(crate) fn answer(call: Call, answered: &Answer) -> witness::Answer {
     match answered {
         Answer::NotSent(NotSent::NotAllowed(_)) if call == Call::Reload => {
             witness::Answer::AwaitsWeights
@@ -98,7 +98,7 @@ fn contradicts(body: &Value, field: &str, wanted: &str) -> bool {
 }
 
 /// The kernel's reading of an observation.
-pub(super) fn observed(seen: &Observation) -> witness::Observed {
+pub(crate) fn observed(seen: &Observation) -> witness::Observed {
     let unreachable = |lost: bool| lost;
     let gone = [
         unreachable(matches!(seen.is_paused, Seen::Unreachable { .. })),
@@ -136,7 +136,7 @@ pub(super) fn refusal_json(refusal: Refusal) -> Value {
 }
 
 /// What was answered, for the ledger.
-pub(super) fn answered_json(answered: &Answer) -> Value {
+pub(crate) fn answered_json(answered: &Answer) -> Value {
     match answered {
         Answer::NotSent(NotSent::NotAllowed(_)) => {
             json!({ "not_sent": "the configuration keeps it shut" })
