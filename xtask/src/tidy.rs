@@ -59,6 +59,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     found.extend(manifests::check(&tree));
     found.extend(imports::check(&tree, imports::CRATES, imports::PARTS));
     found.extend(page::check(&tree, &read(page::PAGE)?));
+    found.extend(page::check_tests(&tree, page::CASES, &read(page::CASES)?));
     let mut left = allow::apply(found, &read(allow::PATH)?);
     left.sort();
     for violation in &left {

@@ -10,6 +10,7 @@ mod marker;
 mod owner;
 mod probe;
 mod recovery;
+mod rows;
 pub(crate) mod translate;
 
 use std::collections::BTreeMap;

@@ -71,7 +71,7 @@ pub(super) const PARTS: &[PartRow] = &[
     // Beliefs have one writer a rank, in events: owners tell it what they do.
     PartRow {
         name: "lifecycle",
-        may: &["kernel", "wire", "engine", "events", "fleet", "store", "runtime"],
+        may: &["kernel", "index", "wire", "engine", "events", "fleet", "store", "runtime"],
     },
     PartRow { name: "sessions", may: &["kernel", "store", "fleet", "lifecycle", "runtime"] },
     PartRow {

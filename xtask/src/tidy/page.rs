@@ -1,6 +1,7 @@
-//! Does ARCHITECTURE.md say what is so?
+//! Do ARCHITECTURE.md and docs/cases.md say what is so?
 //!
-//! Invariant: it shows the import tables as they are enforced, and every test that it names exists.
+//! Invariant: the first shows the import tables as they are enforced, and every test that either
+//! names exists.
 
 use std::collections::BTreeSet;
 
@@ -10,6 +11,8 @@ use crate::tree::Tree;
 
 /// The page, from the root.
 pub(super) const PAGE: &str = "ARCHITECTURE.md";
+/// The faults and the tests that hold them off, from the root.
+pub(super) const CASES: &str = "docs/cases.md";
 /// Around the import tables.
 const MARKS: (&str, &str) = ("<!-- cargo xtask imports -->\n", "<!-- end -->\n");
 /// A name in code style with more words than this is a test's.
@@ -25,13 +28,20 @@ pub(super) fn check(tree: &Tree, page: &str) -> Vec<Violation> {
             format!("put the output of `cargo xtask imports` between {open:?} and {close:?}");
         out.push(Violation::plain("import-table", PAGE, 1, message));
     }
+    out.extend(check_tests(tree, PAGE, page));
+    out
+}
+
+/// Holds the tests that a page names against the tree.
+pub(super) fn check_tests(tree: &Tree, path: &str, page: &str) -> Vec<Violation> {
+    let mut out = Vec::new();
     let known: BTreeSet<String> =
         tree.sources.iter().flat_map(|s| s.idents()).map(|(ident, _)| ident).collect();
     for (index, line) in page.lines().enumerate() {
         for name in line.split('`').skip(1).step_by(2).filter(|name| is_test_name(name)) {
             if !known.contains(name) {
                 let message = format!("there is no test {name}");
-                out.push(Violation::plain("cited-test", PAGE, index + 1, message));
+                out.push(Violation::plain("cited-test", path, index + 1, message));
             }
         }
     }

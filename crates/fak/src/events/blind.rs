@@ -1,8 +1,8 @@
 //! Is a rank blind: does its engine look prompts up in its cache while no event of it is heard?
 //!
-//! Routing on events is configured on the engine and on fak apart, and where they do not meet nothing
-//! fails: everything is just always cold. Invariant: silence alone is not blindness, since an idle
-//! engine is silent too; the engine's own counter has to move.
+//! Routing on events is configured on the engine and on fak apart, and where they do not meet
+//! nothing fails: everything is just always cold. Invariant: silence alone is not blindness, since
+//! an idle engine is silent too; the engine's own counter has to move.
 
 use std::time::{Duration, Instant};
 
@@ -30,9 +30,9 @@ struct Heard {
 }
 
 impl Blindness {
-    /// Takes in a look at a rank: `queries` is `vllm:prefix_cache_queries_total` in tokens, `last_seq`
-    /// the last batch that was folded. True once the counter has moved for `patience` with nothing
-    /// heard. An engine that does not tell the counter is never called blind.
+    /// Takes in a look at a rank: `queries` is `vllm:prefix_cache_queries_total` in tokens,
+    /// `last_seq` the last batch that was folded. True once the counter has moved for `patience`
+    /// with nothing heard. An engine that does not tell the counter is never called blind.
     pub fn see(
         &mut self,
         queries: Option<f64>,

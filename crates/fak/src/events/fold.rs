@@ -59,8 +59,8 @@ pub struct Fold {
     media: Media,
     limits: kv::Limits,
     marker: Option<Marker>,
-    /// The rank that the stream's first batch named. Its number is the engine's own, which is not the
-    /// source's where each rank is a server of its own.
+    /// The rank that the stream's first batch named. Its number is the engine's own, which is not
+    /// the source's where each rank is a server of its own.
     named_rank: Option<u32>,
     recorder: Arc<Recorder>,
     name: recorder::Rank,

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use fak_kernel::rank::{Event, Note};
 use fak_kernel::vocab::PerTier;
 use fak_kernel::witness::{
-    Answer, Call, Level, Mode, Move, Observed, Plan, Refusal, Seen, Standing, Verdict, judge, plan,
+    Answer, Call, Mode, Move, Observed, Plan, Refusal, Seen, Standing, Verdict, judge, plan,
 };
-use fak_kernel::{Disposition, Phase, Tier};
+use fak_kernel::{Disposition, Phase};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
@@ -18,13 +18,14 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::probe::{Look, Progress};
 use super::recovery::Recovery;
+use super::rows::{new_intent, outcome, told};
 use super::{Command, Error, Request, learn, marker, translate};
 use crate::events::blind::{self, Blindness};
 use crate::events::discover::{self, Source};
 use crate::events::stream::{Handle, Sink, Stream};
 use crate::fleet::{Fleet, Rank, State, Worker};
 use crate::runtime::{OnExit, Shutdown, TaskGroup};
-use crate::store::{self, NewIntent, Outcome, Row, Store, Tiers};
+use crate::store::{self, NewIntent, Outcome, Row, Store};
 
 /// What owners share.
 #[derive(Clone)]
@@ -258,7 +259,7 @@ impl Owner {
             let found = watch.see(queries, last_seq, now, self.config.patience);
             if found && !*is_blind {
                 let (worker, rank, causes) = (&self.worker.id, rank.rank(), blind::CAUSES);
-                tracing::warn!(%worker, rank, causes, "blind: prompts are looked up, no event comes");
+                tracing::warn!(%worker, rank, causes, "blind: lookups without any event");
             }
             *is_blind = found;
         }
@@ -560,45 +561,6 @@ impl Owner {
             ..new_intent(mv, session)
         }
     }
-}
-
-fn new_intent(mv: Move, session: Option<String>) -> NewIntent {
-    let level = match mv {
-        Move::Sleep { level, .. } => level.map(|l| if l == Level::One { 1 } else { 2 }),
-        _ => None,
-    };
-    NewIntent {
-        worker: String::new(),
-        rank: None,
-        incarnation: None,
-        session,
-        action: mv.action(),
-        level,
-        weight_version: None,
-        warm_demoted: false,
-        asked: Value::Null,
-    }
-}
-
-fn outcome(verdict: &Verdict, answered: Value, observed: Value) -> Outcome {
-    let tiers = Tier::ALL.iter().filter_map(|t| Some((*t, verdict.tier(*t)?))).collect();
-    Outcome {
-        phase: verdict.phase(),
-        kv: verdict.kv.gpu,
-        tiers: Tiers(tiers),
-        weight_version: None,
-        warm_demoted: !verdict.demoted.is_empty(),
-        serving: verdict.serving(),
-        evidence: verdict.evidence,
-        answered,
-        observed,
-        reason: verdict.reason.as_str().to_owned(),
-    }
-}
-
-fn told(row: &Row, what: &'static str) {
-    let Row { worker, action, phase, kv, reason, .. } = row;
-    tracing::info!(%worker, %action, %phase, %kv, reason, "{what}");
 }
 
 /// The same action, with the connector's tiers given up.

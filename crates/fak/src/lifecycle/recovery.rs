@@ -2,10 +2,10 @@
 //!
 //! The replay brings what the engine announced in this life, but fak's fences are gone with the
 //! process before, and two things do not show in that history. A clear is announced with the
-//! engine's next step alone (vLLM 0.32.0, observed), so blocks that fak itself had dropped may still
-//! read as stored. And what was given up for another reason than a clear was never announced at all.
-//! The ledger knows of both. Invariant: what the ledger says was given up in the engine's present
-//! life is not believed again by replay alone.
+//! engine's next step alone (vLLM 0.32.0, observed), so blocks that fak itself had dropped may
+//! still read as stored. And what was given up for another reason than a clear was never announced
+//! at all. The ledger knows of both. Invariant: what the ledger says was given up in the engine's
+//! present life is not believed again by replay alone.
 
 use std::time::{Duration, Instant};
 

@@ -45,9 +45,21 @@ impl Bench {
 }
 
 fn stored(seq: u64, rank: u32, hash: u64, tokens: [u32; 2]) -> String {
-    format!(
-        r#"{{"seq":{seq},"rank":{rank},"events":[{{"type":"stored","block_hashes":[{hash}],"parent_block_hash":null,"token_ids":{tokens:?},"block_size":2,"medium":"GPU","extra_keys":[null]}}]}}"#
-    ) + "\n"
+    let event = serde_json::json!({
+        "type": "stored",
+        "block_hashes": [hash],
+        "parent_block_hash": null,
+        "token_ids": tokens,
+        "block_size": 2,
+        "medium": "GPU",
+        "extra_keys": [null],
+    });
+    line(seq, rank, &event)
+}
+
+fn line(seq: u64, rank: u32, event: &serde_json::Value) -> String {
+    let batch = serde_json::json!({ "seq": seq, "rank": rank, "events": [event] });
+    format!("{batch}\n")
 }
 
 // 55
@@ -66,9 +78,16 @@ async fn batches_of_two_ranks_on_one_port_are_never_one_cache() {
 #[tokio::test]
 async fn a_copy_on_the_host_outlives_the_one_on_the_device() {
     let mut bench = Bench::new();
-    let host = r#"{"seq":1,"rank":0,"events":[{"type":"stored","block_hashes":[1],"parent_block_hash":null,"token_ids":[],"block_size":0,"medium":"CPU_PINNED"}]}"#;
-    let gone =
-        r#"{"seq":2,"rank":0,"events":[{"type":"removed","block_hashes":[1],"medium":"GPU"}]}"#;
-    bench.feed(&format!("{}{host}\n{gone}\n", stored(0, 0, 1, [1, 2]))).await;
+    let host = serde_json::json!({
+        "type": "stored",
+        "block_hashes": [1],
+        "parent_block_hash": null,
+        "token_ids": [],
+        "block_size": 0,
+        "medium": "CPU_PINNED",
+    });
+    let gone = serde_json::json!({ "type": "removed", "block_hashes": [1], "medium": "GPU" });
+    let lines = [stored(0, 0, 1, [1, 2]), line(1, 0, &host), line(2, 0, &gone)];
+    bench.feed(&lines.concat()).await;
     assert_eq!(bench.held(&[1, 2, 9]), (0, 1));
 }

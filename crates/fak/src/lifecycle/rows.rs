@@ -1,0 +1,51 @@
+//! Witness rows of moves and verdicts.
+//!
+//! Invariant: what the ledger shows of a verdict is the verdict's own; nothing is judged here.
+
+use fak_kernel::Tier;
+use fak_kernel::witness::{Level, Move, Verdict};
+use serde_json::Value;
+
+use crate::store::{NewIntent, Outcome, Row, Tiers};
+
+/// A row that says nothing yet but the action.
+pub(super) fn new_intent(mv: Move, session: Option<String>) -> NewIntent {
+    let level = match mv {
+        Move::Sleep { level, .. } => level.map(|l| if l == Level::One { 1 } else { 2 }),
+        _ => None,
+    };
+    NewIntent {
+        worker: String::new(),
+        rank: None,
+        incarnation: None,
+        session,
+        action: mv.action(),
+        level,
+        weight_version: None,
+        warm_demoted: false,
+        asked: Value::Null,
+    }
+}
+
+/// What a verdict says, for the ledger.
+pub(super) fn outcome(verdict: &Verdict, answered: Value, observed: Value) -> Outcome {
+    let tiers = Tier::ALL.iter().filter_map(|t| Some((*t, verdict.tier(*t)?))).collect();
+    Outcome {
+        phase: verdict.phase(),
+        kv: verdict.kv.gpu,
+        tiers: Tiers(tiers),
+        weight_version: None,
+        warm_demoted: !verdict.demoted.is_empty(),
+        serving: verdict.serving(),
+        evidence: verdict.evidence,
+        answered,
+        observed,
+        reason: verdict.reason.as_str().to_owned(),
+    }
+}
+
+/// Says a row in the log.
+pub(super) fn told(row: &Row, what: &'static str) {
+    let Row { worker, action, phase, kv, reason, .. } = row;
+    tracing::info!(%worker, %action, %phase, %kv, reason, "{what}");
+}
