@@ -294,7 +294,8 @@ impl Fak {
         asked
     }
 
-    /// Asks until what is claimed is all that there is to claim: whole blocks, but the last token's.
+    /// Asks until what is claimed is all that there is to claim: whole blocks, but the last
+    /// token's.
     pub(crate) async fn warm(&self, prompt: &[u32]) -> Asked {
         let whole = (prompt.len() as u64 - 1) / BLOCK * BLOCK;
         until("a warm prompt", async || {

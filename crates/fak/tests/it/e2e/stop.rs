@@ -96,22 +96,22 @@ async fn a_stream_that_does_not_end_in_time_ends_with_an_error_event_and_at_the_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_without_an_answer_in_time_is_ended_and_does_not_hold_up_the_end() {
+async fn a_request_without_an_answer_in_time_gets_503_and_does_not_hold_up_the_end() {
     let sim = sim().await;
     let setup = Setup::new("unanswered").sims([&sim]).set("drain_ms", 100);
     let mut fak = setup.start().await;
     fak.heard("w0").await;
     sim.faults().limit_steps(Some(0));
     let ended = async {
-        let (unanswered, ()) = tokio::join!(open(&fak, 8), async {
+        let (answer, ()) = tokio::join!(open(&fak, 8), async {
             until("it is in flight", async || (sim.requests_in_flight() == 1).then_some(())).await;
             fak.terminate();
         });
-        unanswered
+        answer
     };
-    if let Some(answer) = ended.await {
-        assert_eq!(answer.status(), 503);
-    }
+    let answer = ended.await.expect("an answer");
+    assert_eq!(answer.status(), 503);
+    assert!(answer.headers().contains_key("retry-after"));
     assert_eq!(fak.exit().await.code(), Some(0));
     until("the engine lets it go", async || (sim.requests_in_flight() == 0).then_some(())).await;
 }
