@@ -2,6 +2,7 @@
 //!
 //! Invariant: nothing is sent to an engine before arguments, files and settings are found right.
 
+mod bench;
 mod claims;
 mod doubt;
 mod run;
@@ -40,6 +41,7 @@ impl Error {
 /// [`Error`] with the exit code that fits.
 pub async fn run(cli: Cli) -> Result<Exit, Error> {
     match cli.command {
+        Command::Bench(args) => bench::run(&args).await,
         Command::Run(args) => run::run(&args).await,
         Command::Serve(args) => serve::serve(args).await,
         Command::Sim(args) => sim::serve(&args).await,

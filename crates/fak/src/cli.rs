@@ -4,6 +4,7 @@
 //! bad usage exits 64.
 
 pub mod action;
+pub mod bench;
 pub mod client;
 pub mod report;
 pub mod session;
@@ -30,6 +31,8 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Experiments on an engine. They change its state: for one that serves nobody.
+    Bench(bench::BenchArgs),
     /// Run a trace of tool calls against an engine and audit what it reused.
     Run(RunArgs),
     /// Sessions, and the workers behind them. Asks the fak of FAK_ADDR, with the key of FAK_KEY.

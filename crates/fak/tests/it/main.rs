@@ -1,6 +1,7 @@
 //! Every integration test of the product, in one binary.
 
 mod admin;
+mod bench;
 mod e2e;
 mod engine;
 mod events;
