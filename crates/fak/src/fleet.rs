@@ -49,8 +49,12 @@ pub struct State {
     pub models: Arc<[Arc<str>]>,
     /// The weight version that the engine told, or a caller stated.
     pub weight_version: Option<Arc<str>>,
-    /// Its ranks in the index.
+    /// Its ranks in the index, as far as they may be asked: none while it recovers.
     pub ranks: Arc<[Rank]>,
+    /// How far the event streams of all its ranks are.
+    pub streams: Arc<[Stream]>,
+    /// fak has started anew, and does not know yet what of the engine's history still holds.
+    pub is_recovering: bool,
     /// The last scrape.
     pub metrics: Option<Arc<Metrics>>,
     /// The last row of the ledger on it.
@@ -66,6 +70,17 @@ pub struct Rank {
     pub id: RankId,
     /// How far its beliefs can be relied on.
     pub trust: Trust,
+}
+
+/// How far a rank's event stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// Data-parallel rank.
+    pub rank: u32,
+    /// How far its beliefs can be relied on.
+    pub trust: Trust,
+    /// The last batch that was folded.
+    pub last_seq: Option<u64>,
     /// Its engine looks prompts up, and nothing is heard of it.
     pub is_blind: bool,
 }
@@ -84,6 +99,8 @@ impl State {
             models: Arc::default(),
             weight_version: None,
             ranks: Arc::default(),
+            streams: Arc::default(),
+            is_recovering: false,
             metrics: None,
             last_witness: None,
         }
@@ -110,7 +127,8 @@ impl State {
     /// How far its beliefs can be relied on: as far as those of its worst rank.
     #[must_use]
     pub fn trust(&self) -> Trust {
-        self.ranks.iter().map(|r| r.trust).max().unwrap_or(Trust::LoadOnly)
+        let worst = self.streams.iter().map(|s| s.trust).max().unwrap_or(Trust::LoadOnly);
+        if self.is_recovering { worst.max(Trust::Degraded) } else { worst }
     }
 
     /// The tiers that it has.

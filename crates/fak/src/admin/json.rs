@@ -33,8 +33,10 @@ pub struct Worker {
     pub weight_version: Option<String>,
     /// The last row on it.
     pub last_witness: Option<u64>,
-    /// Ranks whose engine looks prompts up while no event of theirs is heard.
-    pub blind_ranks: Vec<u32>,
+    /// How far the event stream of each rank is.
+    pub streams: Vec<Stream>,
+    /// Whether fak, started anew, does not know yet what of the engine's history still holds.
+    pub recovering: bool,
     /// Whether the last probe got an answer.
     pub reachable: bool,
     /// False where requests run and no token came for too long.
@@ -49,6 +51,19 @@ pub struct Worker {
     pub claimed_tokens: u64,
     /// Prompt tokens that engines took from their caches for them.
     pub cached_tokens: u64,
+}
+
+/// How far a rank's event stream is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stream {
+    /// Data-parallel rank.
+    pub rank: u32,
+    /// How far its beliefs can be relied on: `exact`, `degraded` or `load-only`.
+    pub state: String,
+    /// The last batch that was taken in: the engine numbers them from 0 in each of its lives.
+    pub last_seq: Option<u64>,
+    /// Whether its engine looks prompts up while no event of it is heard.
+    pub blind: bool,
 }
 
 /// A session.

@@ -110,7 +110,8 @@ fn describe(state: &AdminState, view: &View, loads: &HashMap<Arc<str>, Load>) ->
         models: now.models.iter().map(ToString::to_string).collect(),
         phase: now.phase().to_string(),
         serving: now.is_serving(),
-        blind_ranks: now.ranks.iter().filter(|r| r.is_blind).map(|r| r.number).collect(),
+        streams: now.streams.iter().map(stream).collect(),
+        recovering: now.is_recovering,
         state: now.trust().to_string(),
         tiers: tiers(state, now),
         sessions: load.sessions as u64,
@@ -124,6 +125,15 @@ fn describe(state: &AdminState, view: &View, loads: &HashMap<Arc<str>, Load>) ->
         sessions_active: load.active as u64,
         claimed_tokens: load.claimed_tokens,
         cached_tokens: load.cached_tokens,
+    }
+}
+
+fn stream(of: &fleet::Stream) -> json::Stream {
+    json::Stream {
+        rank: of.rank,
+        state: of.trust.to_string(),
+        last_seq: of.last_seq,
+        blind: of.is_blind,
     }
 }
 

@@ -22,8 +22,8 @@ use super::rows::{new_intent, outcome, told};
 use super::{Command, Error, Request, learn, marker, translate};
 use crate::events::blind::{self, Blindness};
 use crate::events::discover::{self, Source};
-use crate::events::stream::{Handle, Sink, Stream};
-use crate::fleet::{Fleet, Rank, State, Worker};
+use crate::events::stream::{Handle, Sink, Status, Stream};
+use crate::fleet::{self, Fleet, Rank, State, Worker};
 use crate::runtime::{OnExit, Shutdown, TaskGroup};
 use crate::store::{self, NewIntent, Outcome, Row, Store};
 
@@ -529,15 +529,16 @@ impl Owner {
     }
 
     fn publish_standing(&mut self) {
-        let rank = |(handle, (_, is_blind)): (&Handle, &(Blindness, bool))| Rank {
-            number: handle.rank(),
-            id: handle.id(),
-            trust: handle.status().trust,
-            is_blind: *is_blind,
-        };
-        let ranks = self.ranks.iter().zip(&self.blindness);
-        let shown = ranks.filter(|_| !self.recovery.is_pending());
-        self.state.ranks = shown.map(rank).collect();
+        let watched = self.ranks.iter().zip(&self.blindness).map(|(handle, (_, is_blind))| {
+            let Status { trust, last_seq, .. } = handle.status();
+            let stream =
+                fleet::Stream { rank: handle.rank(), trust, last_seq, is_blind: *is_blind };
+            (Rank { number: handle.rank(), id: handle.id(), trust }, stream)
+        });
+        let (ranks, streams): (Vec<_>, Vec<_>) = watched.unzip();
+        self.state.is_recovering = self.recovery.is_pending();
+        self.state.ranks = if self.state.is_recovering { Arc::default() } else { ranks.into() };
+        self.state.streams = streams.into();
         let state = self.state.clone();
         self.config.fleet.update(&self.worker.id, |shown| *shown = state);
     }

@@ -31,7 +31,7 @@ pub(crate) fn hold(rig: &Rig, worker: usize, tokens: &[u32]) {
         kind: GroupKind::Full,
     };
     rig.index.store(rank, &store, TierSet::ALL);
-    let rank = fak::fleet::Rank { number: 0, id: rank, trust: Trust::Exact, is_blind: false };
+    let rank = fak::fleet::Rank { number: 0, id: rank, trust: Trust::Exact };
     rig.state(worker, |state| state.ranks = Arc::new([rank]));
 }
 
