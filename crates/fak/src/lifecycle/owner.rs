@@ -92,6 +92,8 @@ pub struct Owner {
     notes: (mpsc::Sender<RankNote>, mpsc::Receiver<RankNote>),
     failures: u32,
     has_learnt: bool,
+    /// How often it was asked what it is, in this life.
+    tries: u32,
     /// Tokens in a block of the device cache, where the engine told.
     block_size: Option<u32>,
     progress: Progress,
@@ -100,6 +102,9 @@ pub struct Owner {
     /// Until it has ended, nobody is shown the ranks.
     recovery: Recovery,
 }
+
+/// Times that an engine which does not tell its connector is asked for it.
+const LEARN_TRIES: u32 = 5;
 
 type RankNote = (u32, Note);
 
@@ -125,6 +130,7 @@ impl Owner {
             notes: mpsc::channel(NOTES_MAX),
             failures: 0,
             has_learnt: false,
+            tries: 0,
             block_size: None,
             progress: Progress::default(),
             blindness: Vec::new(),
@@ -212,6 +218,9 @@ impl Owner {
         self.failures = 0;
         let is_other_life = self.is_other_life(look);
         let was_heard = !self.ranks.is_empty();
+        if is_other_life {
+            self.tries = 0;
+        }
         if !self.has_learnt || is_other_life {
             self.learn().await;
         }
@@ -279,7 +288,11 @@ impl Owner {
             self.state.models = models.iter().map(|m| m.id.as_str().into()).collect();
         }
         self.block_size = told.block_size.told().copied();
-        self.has_learnt = told.version.told().is_some() && told.models.told().is_some();
+        self.tries += 1;
+        // The first `/server_info` of a busy engine can take longer than a look (0.32.0, observed).
+        let is_whole = told.connectors.told().is_some() || self.tries >= LEARN_TRIES;
+        let is_told = told.version.told().is_some() && told.models.told().is_some();
+        self.has_learnt = is_told && is_whole;
         if self.ranks.is_empty() {
             let sources = self.sources(&told);
             self.follow(sources);
