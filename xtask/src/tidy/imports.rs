@@ -56,6 +56,7 @@ pub(super) const CRATES: &[CrateRow] = &[
         never_std: &[],
     },
     CrateRow { name: "fak-conformance", may: &["fak-sim"], never: &[], never_std: &[] },
+    CrateRow { name: "proxybench", may: &[], never: &[], never_std: &[] },
     CrateRow { name: "fak-fuzz", may: &["fak-wire"], never: &[], never_std: &[] },
     CrateRow { name: "xtask", may: &[], never: &[], never_std: &[] },
 ];

@@ -163,7 +163,7 @@ impl Metrics {
                 .counter("fak_cached_tokens_total", "Found in caches by audited requests.")?,
             overhead: families.histogram(
                 "fak_request_overhead_seconds",
-                "From a request's whole body to its sending, for those that did not wait for a worker.",
+                "From a request's whole body to its sending, if it did not wait for a worker.",
             )?,
         })
     }
