@@ -6,7 +6,7 @@ mod checks;
 mod scenes;
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -41,6 +41,9 @@ pub struct Bridge<T> {
     /// Straight to the engine, behind fak's back.
     client: Client,
     fak: Fak,
+    /// What fak is started from.
+    binary: PathBuf,
+    settings: Settings,
     checks: Checks,
 }
 
@@ -60,7 +63,8 @@ impl<T: Target> Bridge<T> {
         };
         let fak = Fak::start(binary, &settings).await?;
         let client = Client::new(&endpoints.base_url);
-        let bridge = Self { engine, client, fak, checks: Checks::new(out) };
+        let (binary, checks) = (binary.to_owned(), Checks::new(out));
+        let bridge = Self { engine, client, fak, binary, settings, checks };
         bridge.until_serving().await?;
         Ok(bridge)
     }
@@ -207,7 +211,7 @@ struct Hits {
 /// A request for one token after a prompt of block labels.
 fn ask_for(prompt: &str, session: Option<&str>) -> anyhow::Result<Ask> {
     let prompt = Prompt::try_from(prompt.to_owned())?.tokens();
-    Ok(Ask { prompt, max_tokens: 1, stream: false, session: session.map(str::to_owned) })
+    Ok(Ask { prompt, max_tokens: 1, session: session.map(str::to_owned), ..Ask::default() })
 }
 
 /// Blocks that the engine can reuse of a prompt: the one with its last token never is.

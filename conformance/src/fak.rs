@@ -130,12 +130,16 @@ impl Fak {
     ///
     /// There is no answer, or it is no JSON.
     pub async fn act(&self, on: &str, action: &str, body: &Value) -> anyhow::Result<Acted> {
-        let request = post(&format!("/fak/v1/{on}/{action}"), body);
-        let answer = self.client.call(&request, DEADLINE).await?;
-        let body: Value = serde_json::from_slice(&answer.body)
-            .with_context(|| format!("{action} on {on} answered {}", answer.status))?;
-        let row = if answer.status == 200 { body.clone() } else { body["row"].clone() };
-        Ok(Acted { status: answer.status, row, body })
+        Acted::read(&self.begin_act(on, action, body)?.finish(DEADLINE).await?)
+    }
+
+    /// As [`act`](Self::act), and lets it run.
+    ///
+    /// # Errors
+    ///
+    /// The request cannot be made.
+    pub fn begin_act(&self, on: &str, action: &str, body: &Value) -> anyhow::Result<Call> {
+        self.client.start(&post(&format!("/fak/v1/{on}/{action}"), body))
     }
 
     /// A worker, as the control API describes it.
@@ -205,6 +209,20 @@ pub struct Acted {
     pub body: Value,
 }
 
+impl Acted {
+    /// Reads an answer.
+    ///
+    /// # Errors
+    ///
+    /// It is no JSON.
+    pub fn read(answer: &Answer) -> anyhow::Result<Self> {
+        let body: Value = serde_json::from_slice(&answer.body)
+            .with_context(|| format!("an action answered {}", answer.status))?;
+        let row = if answer.status == 200 { body.clone() } else { body["row"].clone() };
+        Ok(Self { status: answer.status, row, body })
+    }
+}
+
 /// A completion that is asked for.
 #[derive(Clone, Debug, Default)]
 pub struct Ask {
@@ -216,6 +234,8 @@ pub struct Ask {
     pub stream: bool,
     /// The session.
     pub session: Option<String>,
+    /// `cache_salt`.
+    pub salt: Option<String>,
 }
 
 impl Ask {
@@ -225,6 +245,9 @@ impl Ask {
         if self.stream {
             body["stream"] = true.into();
             body["stream_options"] = json!({"include_usage": true});
+        }
+        if let Some(salt) = &self.salt {
+            body["cache_salt"] = salt.as_str().into();
         }
         body
     }

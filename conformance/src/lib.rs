@@ -7,6 +7,7 @@ pub mod bridge;
 pub mod client;
 pub mod events;
 pub mod fak;
+pub mod hunt;
 pub mod metrics;
 pub mod names;
 pub mod normal;

@@ -4,6 +4,9 @@
 mod simulated;
 mod vllm;
 
+use std::sync::Arc;
+
+use fak_sim::Faults;
 use serde::Deserialize;
 
 pub use self::simulated::Simulated;
@@ -39,6 +42,11 @@ pub trait Target {
     /// `vllm` or `sim`.
     fn name(&self) -> &'static str;
 
-    /// Ends the engine if it runs and starts it with an empty cache.
+    /// Ends the engine if it runs and starts it, on the same addresses, with an empty cache.
     fn start(&mut self, profile: Profile) -> impl Future<Output = anyhow::Result<Endpoints>>;
+
+    /// The script of its faults, where it can be told to have any.
+    fn faults(&self) -> Option<Arc<Faults>> {
+        None
+    }
 }

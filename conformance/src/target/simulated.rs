@@ -1,8 +1,9 @@
 //! The simulator, in this process.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use fak_sim::{Binds, Connector, Sim, SimConfig};
+use fak_sim::{Binds, Connector, Faults, Sim, SimConfig};
 
 use super::{Endpoints, GPU_BLOCKS, MODEL_LEN_MAX, TIER_BLOCKS, Target};
 use crate::scenario::Profile;
@@ -37,6 +38,10 @@ impl Target for Simulated {
         };
         self.sim = Some(sim);
         Ok(endpoints)
+    }
+
+    fn faults(&self) -> Option<Arc<Faults>> {
+        self.sim.as_ref().map(Sim::faults)
     }
 }
 

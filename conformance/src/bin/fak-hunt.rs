@@ -1,0 +1,57 @@
+//! The false-warm hunt, on simulated engines or on a real one.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+use fak_conformance::fak;
+use fak_conformance::hunt::Hunt;
+use fak_conformance::target::{Simulated, Vllm};
+
+/// Does everything that can be done to engines behind `fak serve`, and holds each claim against
+/// what the engine reused
+#[derive(Debug, Parser)]
+struct Options {
+    /// The engines behind fak
+    #[arg(long, value_enum, default_value_t = Engine::Sim)]
+    engine: Engine,
+    /// Requests and actions, at least
+    #[arg(long, default_value_t = 20_000)]
+    steps: usize,
+    /// Runs the same choices again; without it, one is drawn and printed
+    #[arg(long, env = "FAK_SEED")]
+    seed: Option<u64>,
+    /// Gateways at once, on simulated engines
+    #[arg(long, default_value_t = 4)]
+    lanes: usize,
+    /// A built fak; without it, one is built
+    #[arg(long, value_name = "PATH")]
+    fak: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Engine {
+    Vllm,
+    Sim,
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let options = Options::parse();
+    let binary = match options.fak {
+        Some(path) => path,
+        None => fak::build()?,
+    };
+    let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
+    let mut out = std::io::stdout();
+    writeln!(out, "seed {seed}: FAK_SEED={seed} makes the same choices")?;
+    let started = std::time::Instant::now();
+    let tally = match options.engine {
+        Engine::Sim => {
+            Hunt::simulated(seed, options.steps).run(&binary, options.lanes, Simulated::default)?
+        }
+        Engine::Vllm => Hunt::real(seed, options.steps).run(&binary, 1, Vllm::default)?,
+    };
+    writeln!(out, "{tally}, {} s", started.elapsed().as_secs())?;
+    Ok(if tally.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

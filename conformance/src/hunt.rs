@@ -1,0 +1,83 @@
+//! The false-warm hunt: random requests, actions and accidents, drawn from a seed, and every claim
+//! that `fak serve` makes held against what the engine then reuses.
+//! Invariant: a claim that was too high fails the hunt, unless something that happened after its
+//! request was sent explains it.
+
+mod draw;
+mod lane;
+mod tally;
+
+use std::path::Path;
+
+pub use self::lane::Lane;
+pub use self::tally::Tally;
+use crate::target::Target;
+
+/// What to hunt.
+#[derive(Clone, Copy, Debug)]
+pub struct Hunt {
+    /// Everything that is random comes from it.
+    pub seed: u64,
+    /// Requests and actions, at least.
+    pub steps: usize,
+    /// Engines behind one gateway.
+    pub workers: usize,
+    /// Restarts in a thousand draws. A real engine takes half a minute for one.
+    pub restarts: u32,
+    /// Pause between two looks of fak's at a worker.
+    pub probe_every_ms: u64,
+    /// First byte of an answer before fak looks at its worker.
+    pub first_byte_ms: u64,
+}
+
+impl Hunt {
+    /// For simulated engines, which do everything at once.
+    pub fn simulated(seed: u64, steps: usize) -> Self {
+        Self { seed, steps, workers: 2, restarts: 4, probe_every_ms: 50, first_byte_ms: 100 }
+    }
+
+    /// For a real engine.
+    pub fn real(seed: u64, steps: usize) -> Self {
+        Self { seed, steps, workers: 1, restarts: 1, probe_every_ms: 100, first_byte_ms: 500 }
+    }
+
+    /// Hunts with several gateways at once, each with engines of its own and a part of the steps.
+    ///
+    /// # Errors
+    ///
+    /// Something does not start, or hangs: a request, an action, or a worker that nobody can bring
+    /// back to serve.
+    pub fn run<T: Target>(
+        self,
+        binary: &Path,
+        lanes: usize,
+        engine: impl Fn() -> T + Sync,
+    ) -> anyhow::Result<Tally> {
+        let part = Self { steps: self.steps.div_ceil(lanes.max(1)), ..self };
+        let hunted: Vec<_> = std::thread::scope(|scope| {
+            let lanes: Vec<_> = (0..lanes as u64)
+                .map(|lane| {
+                    let part = Self { seed: self.seed.wrapping_add(lane), ..part };
+                    let engine = &engine;
+                    scope.spawn(move || part.run_one(binary, engine))
+                })
+                .collect();
+            let panicked = |_| Err(anyhow::anyhow!("a lane panicked"));
+            lanes.into_iter().map(|lane| lane.join().unwrap_or_else(panicked)).collect()
+        });
+        let mut whole = Tally::default();
+        for tally in hunted {
+            whole.add(tally?);
+        }
+        Ok(whole)
+    }
+
+    /// On one thread: a real engine is told to die with the thread that started it.
+    fn run_one<T: Target>(self, binary: &Path, engine: impl Fn() -> T) -> anyhow::Result<Tally> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let engines = (0..self.workers).map(|_| engine()).collect();
+            Lane::start(self, engines, binary).await?.run().await
+        })
+    }
+}

@@ -1,0 +1,15 @@
+//! A short false-warm hunt on simulated engines; `fak-hunt` makes long ones, and on a real engine.
+
+use fak_conformance::fak;
+use fak_conformance::hunt::Hunt;
+use fak_conformance::target::Simulated;
+
+#[test]
+fn no_claim_is_over_whatever_happens_to_the_engines() {
+    let binary = fak::build().expect("fak builds");
+    let seed = fastrand::u64(..);
+    let hunted = Hunt::simulated(seed, 1_000).run(&binary, 4, Simulated::default);
+    let tally = hunted.unwrap_or_else(|error| panic!("seed {seed}: {error:#}"));
+    assert!(tally.failures.is_empty(), "seed {seed}: {tally}");
+    assert!(tally.confirmed > 100 && tally.accidents > 20, "seed {seed} hunts little: {tally}");
+}
