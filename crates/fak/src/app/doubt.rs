@@ -1,63 +1,71 @@
 //! Carries what requests find out about workers to their owners.
 //!
-//! Invariant: a request never waits for it: what does not fit into the queue is dropped, since the
-//! owner looks at its worker anyway.
+//! Invariant: a request never waits for it, and nothing is lost: of each worker the last finding of
+//! a kind is kept, so that it takes no more room than there are workers.
 
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 
 use crate::gateway::{Contradiction, Doubt};
 use crate::lifecycle::Lifecycle;
 use crate::runtime::Shutdown;
 
-/// Findings that may wait.
-const FINDINGS_MAX: usize = 256;
-
-enum Finding {
-    Suspect(Arc<str>),
-    Contradicted(Contradiction),
+/// What was found and not yet carried, by worker.
+#[derive(Default)]
+struct Found {
+    suspects: BTreeSet<Arc<str>>,
+    contradicted: BTreeMap<Arc<str>, Contradiction>,
 }
 
-/// The requests' end.
-pub(super) struct Findings(mpsc::Sender<Finding>);
+/// Both ends; clones are the same.
+#[derive(Clone, Default)]
+pub(super) struct Findings {
+    found: Arc<Mutex<Found>>,
+    more: Arc<Notify>,
+}
 
 impl Doubt for Findings {
     fn suspect(&self, worker: &Arc<str>) {
-        let _ = self.0.try_send(Finding::Suspect(Arc::clone(worker)));
+        self.put(|found| drop(found.suspects.insert(Arc::clone(worker))));
     }
 
     fn contradicted(&self, contradiction: &Contradiction) {
-        let _ = self.0.try_send(Finding::Contradicted(contradiction.clone()));
+        let worker = Arc::clone(&contradiction.worker);
+        self.put(|found| drop(found.contradicted.insert(worker, contradiction.clone())));
     }
 }
 
-/// The owners' end.
-pub(super) struct Carrier(mpsc::Receiver<Finding>);
+impl Findings {
+    fn put(&self, put: impl FnOnce(&mut Found)) {
+        // Two collections that are whole after each insertion, whatever panicked elsewhere.
+        put(&mut self.found.lock().unwrap_or_else(PoisonError::into_inner));
+        self.more.notify_one();
+    }
 
-/// Both ends.
-pub(super) fn findings() -> (Findings, Carrier) {
-    let (sender, receiver) = mpsc::channel(FINDINGS_MAX);
-    (Findings(sender), Carrier(receiver))
-}
+    fn take(&self) -> Found {
+        std::mem::take(&mut self.found.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 
-impl Carrier {
     /// Carries until told to stop.
-    pub(super) async fn run(mut self, lifecycle: Lifecycle, stop: Shutdown) {
+    pub(super) async fn carry(self, lifecycle: Lifecycle, stop: Shutdown) {
         loop {
-            let finding = tokio::select! {
+            tokio::select! {
                 () = stop.requested() => return,
-                finding = self.0.recv() => finding,
-            };
-            let carried = match finding {
-                Some(Finding::Suspect(worker)) => lifecycle.look(&worker).await,
-                Some(Finding::Contradicted(found)) => {
-                    lifecycle.contradicted(&found.worker, found.claimed, found.cached).await
+                () = self.more.notified() => {}
+            }
+            let Found { suspects, contradicted } = self.take();
+            // False warmth first: a look can take a while.
+            for Contradiction { worker, claimed, cached, .. } in contradicted.into_values() {
+                if let Err(error) = lifecycle.contradicted(&worker, claimed, cached).await {
+                    tracing::debug!(%error, "a contradiction reached nobody");
                 }
-                None => return,
-            };
-            if let Err(error) = carried {
-                tracing::debug!(%error, "a finding reached nobody");
+            }
+            for worker in suspects {
+                if let Err(error) = lifecycle.look(&worker).await {
+                    tracing::debug!(%error, "a suspicion reached nobody");
+                }
             }
         }
     }

@@ -17,7 +17,8 @@ use http_body_util::Either;
 use hyper::body::Incoming;
 use tower::ServiceExt as _;
 
-use super::{Error, doubt};
+use super::Error;
+use super::doubt::Findings;
 use crate::admin::{self, Access, AdminState};
 use crate::cli::{Exit, ServeArgs};
 use crate::config;
@@ -98,12 +99,12 @@ impl App {
             Lifecycle::new(&lifecycle_config(settings, &fleet, &store, sink)?);
         let opened = Sessions::open(store.clone(), sessions::Config::default()).await;
         let (sessions, keeper) = opened.map_err(Error::failed)?;
-        let (findings, carrier) = doubt::findings();
+        let findings = Findings::default();
         let parts = gateway::Parts {
             fleet: fleet.clone(),
             index: Arc::clone(&index),
             sessions: Some(sessions.clone()),
-            doubt: Arc::new(findings),
+            doubt: Arc::new(findings.clone()),
         };
         let made = Gateway::new(gateway_config(settings), parts, &registry);
         let (gateway, auditor) = made.map_err(Error::failed)?;
@@ -125,7 +126,7 @@ impl App {
         }
         tasks.spawn("sessions", OnExit::StopProcess, keeper.run(tasks.shutdown()));
         tasks.spawn("audits", OnExit::StopProcess, auditor.run(tasks.shutdown()));
-        tasks.spawn("doubts", OnExit::StopProcess, carrier.run(lifecycle, tasks.shutdown()));
+        tasks.spawn("doubts", OnExit::StopProcess, findings.carry(lifecycle, tasks.shutdown()));
         let stop = tasks.shutdown();
         tasks.spawn("sweep", OnExit::StopProcess, async move {
             while tokio::time::timeout(SWEEP_EVERY, stop.requested()).await.is_err() {
