@@ -28,12 +28,16 @@ pub(super) struct Findings {
 
 impl Doubt for Findings {
     fn suspect(&self, worker: &Arc<str>) {
-        self.put(|found| drop(found.suspects.insert(Arc::clone(worker))));
+        self.put(|found| {
+            found.suspects.insert(Arc::clone(worker));
+        });
     }
 
     fn contradicted(&self, contradiction: &Contradiction) {
         let worker = Arc::clone(&contradiction.worker);
-        self.put(|found| drop(found.contradicted.insert(worker, contradiction.clone())));
+        self.put(|found| {
+            found.contradicted.insert(worker, contradiction.clone());
+        });
     }
 }
 
