@@ -115,7 +115,8 @@ impl fmt::Display for Tally {
         let (row, event) = self.explained;
         writeln!(
             out,
-            "claims: {} confirmed, {} under, {} lost in flight ({row} by a row, {event} by an event)",
+            "claims: {} confirmed, {} under, {} lost in flight ({row} by a row, {event} by \
+             an event)",
             self.confirmed, self.under, self.lost
         )?;
         let (reused, claimed) = self.tokens;

@@ -329,12 +329,14 @@ pub(crate) fn prompt(label: u32) -> Vec<u32> {
 
 /// Waits until `look` finds something.
 pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    // Another process's state tells nobody when it changes.
+    let mut looks = tokio::time::interval(Duration::from_millis(5));
     let found = async {
         loop {
+            looks.tick().await;
             if let Some(found) = look().await {
                 return found;
             }
-            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     within(what, found).await
