@@ -170,6 +170,12 @@ impl Call {
         Ok(())
     }
 
+    /// Waits until the answer has ended, one way or the other; it may be asked again.
+    pub async fn ended(&mut self) {
+        // Whoever receives tells of an end before it lets go.
+        let _ = self.answer.wait_for(Answer::has_ended).await;
+    }
+
     /// Waits for the end of the answer.
     pub async fn finish(mut self, deadline: Duration) -> anyhow::Result<Answer> {
         let ended = self.answer.wait_for(Answer::has_ended);

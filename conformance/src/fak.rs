@@ -124,6 +124,12 @@ impl Fak {
         lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n")
     }
 
+    /// What it logged as errors.
+    pub fn errors(&self) -> Vec<String> {
+        let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+        log.lines().filter(|line| line.contains(" ERROR ")).map(str::to_owned).collect()
+    }
+
     /// `POST /fak/v1/{on}/{action}`, where `on` is `workers/ID` or `sessions/ID`.
     ///
     /// # Errors
@@ -270,6 +276,8 @@ pub struct Told {
     pub code: String,
     /// Whether the client is told when to ask again.
     pub has_retry_after: bool,
+    /// Whether an engine answered to the end: an aborted answer says nothing of what is cached.
+    pub is_finished: bool,
 }
 
 impl Told {
@@ -306,6 +314,7 @@ impl Told {
             cached: body["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64(),
             code: body["error"]["code"].as_str().unwrap_or_default().to_owned(),
             has_retry_after: answer.headers.contains_key("retry-after"),
+            is_finished: text.contains("\"finish_reason\":\"length\""),
         })
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::json;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::draw::{Action, Draw, Turn};
 use super::{Hunt, Tally};
@@ -21,6 +21,9 @@ const BEHIND_DEADLINE: Duration = Duration::from_secs(5);
 
 /// fak judges a claim that was too high a second after the answer.
 const JUDGED_AFTER: Duration = Duration::from_secs(2);
+
+/// How long a request may take before somebody looks after the workers.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Between two tries to bring a worker back.
 const MEND_EVERY: Duration = Duration::from_millis(20);
@@ -124,9 +127,12 @@ impl<T: Target> Lane<T> {
             anyhow::Ok(counted.claims("over") + counted.claims("lost_in_flight"))
         };
         let lost = self.tally.lost as u64;
-        until("fak to judge the last claims", async || Ok(counted().await? >= lost)).await?;
+        let judged = until("fak to judge the last claims", async || Ok(counted().await? >= lost));
+        if let Err(error) = judged.await {
+            self.tally.failures.push(format!("{error:#}"));
+        }
         self.explain(Duration::ZERO).await?;
-        self.tally.audit(&self.fak.metrics().await?);
+        self.tally.audit(&self.fak.metrics().await?, &self.fak.errors());
         Ok(())
     }
 
@@ -178,10 +184,15 @@ impl<T: Target> Lane<T> {
     }
 
     async fn finish(&mut self, asked: UnderWay) -> anyhow::Result<()> {
-        for call in asked.calls {
+        for mut call in asked.calls {
+            // With no other worker to go to, a request waits on one that stopped under it.
+            let sent = Instant::now();
+            while timeout(PATIENCE, call.ended()).await.is_err() && sent.elapsed() < DEADLINE {
+                self.mend().await?;
+            }
             let told = Told::read(&call.finish(DEADLINE).await.context("a request hangs")?)?;
             self.tally.answer(&told);
-            if told.status == 200 && told.cached.is_some_and(|cached| told.claimed() > cached) {
+            if told.is_finished && told.cached.is_some_and(|cached| told.claimed() > cached) {
                 let (row, events, since) = (asked.row, asked.events.clone(), Instant::now());
                 self.suspicions.push(Suspicion { told, row, events, since });
             }

@@ -40,7 +40,7 @@ impl Tally {
     /// One answer.
     pub(super) fn answer(&mut self, told: &Told) {
         self.steps += 1;
-        let (200, Some(cached)) = (told.status, told.cached) else {
+        let (200, Some(cached), true) = (told.status, told.cached, told.is_finished) else {
             let why = if told.code.is_empty() { "unfinished" } else { &told.code };
             *self.refused.entry(format!("{} {why}", told.status)).or_default() += 1;
             return;
@@ -62,10 +62,11 @@ impl Tally {
     }
 
     /// What fak counted, at the end of a lane.
-    pub(super) fn audit(&mut self, counted: &Counted) {
+    pub(super) fn audit(&mut self, counted: &Counted, errors: &[String]) {
         let (over, lost) = (counted.claims("over"), counted.claims("lost_in_flight"));
         if over > 0 {
-            self.failures.push(format!("fak counts {over} claims as over"));
+            let errors = errors.join("\n     ");
+            self.failures.push(format!("fak counts {over} claims as over:\n     {errors}"));
         }
         if over + lost != self.lost as u64 {
             let seen = self.lost;
