@@ -220,6 +220,10 @@ impl Owner {
         let was_heard = !self.ranks.is_empty();
         if is_other_life {
             self.tries = 0;
+            self.state.incarnation = look.incarnation();
+            self.recovery = Recovery::default();
+            // What is lost was the old life's, whatever the new one turns out to be.
+            self.notice(Move::Restart, look).await?;
         }
         if !self.has_learnt || is_other_life {
             self.learn().await;
@@ -232,11 +236,7 @@ impl Owner {
             }
         }
         self.state.metrics.clone_from(&look.metrics);
-        if is_other_life {
-            self.state.incarnation = look.incarnation();
-            self.recovery = Recovery::default();
-            self.notice(Move::Restart, look).await?;
-        } else if self.state.incarnation.is_none() {
+        if self.state.incarnation.is_none() {
             self.state.incarnation = look.incarnation();
         }
         if look.weight_version.is_some() && look.weight_version != self.state.weight_version {
