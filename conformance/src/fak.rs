@@ -272,7 +272,7 @@ pub struct Told {
     pub claims: Vec<(String, u64)>,
     /// `usage.prompt_tokens_details.cached_tokens`; none where the engine did not come to tell it.
     pub cached: Option<u64>,
-    /// The error's `code`, where it is one.
+    /// What went wrong, if anything did.
     pub code: String,
     /// Whether the client is told when to ask again.
     pub has_retry_after: bool,
@@ -312,11 +312,17 @@ impl Told {
             kv: header("x-fak-kv"),
             claims: claims(&header("x-fak-warm-tokens"))?,
             cached: body["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64(),
-            code: body["error"]["code"].as_str().unwrap_or_default().to_owned(),
+            code: code(&body["error"]),
             has_retry_after: answer.headers.contains_key("retry-after"),
             is_finished: text.contains("\"finish_reason\":\"length\""),
         })
     }
+}
+
+/// What went wrong: fak has words for it; vLLM has a status, and says more in its message.
+fn code(error: &Value) -> String {
+    let code = error["code"].as_str().or_else(|| error["message"].as_str());
+    code.unwrap_or_default().to_owned()
 }
 
 /// Reads `gpu=96,cpu=32`; `0` and nothing at all are no claim.

@@ -153,6 +153,18 @@ pub(super) fn usage_in(tail: &[u8]) -> Option<Usage> {
     None
 }
 
+/// Whether the engine aborted a whole answer, from the last bytes of it; none where they do not
+/// tell. vLLM answers 200 to a unary request that a pause or a sleep aborts, with usage (0.32.0,
+/// observed): of one that was still queued it has looked nothing up, so that `cached_tokens` is 0.
+pub(super) fn is_aborted_in(tail: &[u8]) -> Option<bool> {
+    let reasons = FINISH.find_iter(tail).map(|at| {
+        let behind = tail[at + FINISH.needle().len()..].trim_ascii_start();
+        let value = behind.strip_prefix(b":").unwrap_or(behind).trim_ascii_start();
+        value.starts_with(b"\"abort\"")
+    });
+    reasons.reduce(|one, other| one || other)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,6 +212,18 @@ mod tests {
         let mut reading = Reading::new(1, false);
         assert_eq!(read(&mut reading, r#"{"error": {"message": "boom"}}"#), Fate::Last);
         assert!(matches!(reading.end(), StreamEnd::Failed(Some(_))));
+    }
+
+    #[test]
+    fn an_aborted_answer_is_told_from_a_text_that_speaks_of_one() {
+        for (answer, told) in [
+            (r#"{"choices":[{"text":"a","finish_reason":"stop"}],"usage":{}}"#, Some(false)),
+            (r#"{"choices":[{"finish_reason" : "abort"},{"finish_reason":"stop"}]}"#, Some(true)),
+            (r#"{"choices":[{"text":"\"finish_reason\":\"abort\""}]}"#, None),
+            (r#"{"data":[],"usage":{}}"#, None),
+        ] {
+            assert_eq!(is_aborted_in(answer.as_bytes()), told, "{answer}");
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::error::Problem;
 use super::frames::{Fate, Frames};
 use super::metrics::{Failure, Outcome};
-use super::reading::{Opening, Reading, usage_in};
+use super::reading::{Opening, Reading, is_aborted_in, usage_in};
 use super::ticket::Ticket;
 use crate::engine::BoxError;
 
@@ -248,10 +248,19 @@ impl Relay {
         self.incoming = None;
         let (outcome, usage) = match std::mem::replace(&mut self.reader, Reader::Unread) {
             Reader::Events(frames, reading) => self.end_events(frames, reading),
-            Reader::Whole(tail) => (self.whole, usage_in(&tail)),
+            Reader::Whole(tail) => self.end_whole(&tail),
             Reader::Unread => (self.whole, None),
         };
         self.tell(outcome, usage);
+    }
+
+    fn end_whole(&self, tail: &[u8]) -> (Outcome, Option<Usage>) {
+        match is_aborted_in(tail) {
+            Some(true) => (Outcome::Failed(Failure::Aborted), usage_in(tail)),
+            Some(false) => (self.whole, usage_in(tail)),
+            // It may have been: then its numbers say nothing of the cache.
+            None => (self.whole, None),
+        }
     }
 
     fn tell(&mut self, outcome: Outcome, usage: Option<Usage>) {

@@ -53,6 +53,24 @@ async fn a_claim_is_held_against_what_the_engine_reports() {
     }
 }
 
+/// A pause or a sleep aborts what is queued before the cache was looked at: vLLM answers 200 with
+/// `cached_tokens` 0 (0.32.0, observed), and need not publish anything.
+#[tokio::test]
+async fn an_aborted_answer_says_nothing_of_the_cache() {
+    let tokens: Vec<u32> = (0..100).collect();
+    let usage = json!({"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 0}});
+    let choice = json!({"index": 0, "text": "", "finish_reason": "abort"});
+    let reply = peer::json("200 OK", &json!({"choices": [choice], "usage": usage}).to_string());
+    let peer = Peer::start(move |_| Reply::Send(reply.clone())).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    hold(&rig, 0, &tokens);
+    let answer = rig.post(COMPLETIONS, &prompt(&tokens)).await;
+    assert_eq!(answer.header("x-fak-warm-tokens"), Some("gpu=96"));
+    rig.counted("fak_requests_failed_total{cause=\"aborted\"}", 1).await;
+    assert_eq!(rig.count("fak_cached_tokens_total"), 0);
+    assert_eq!(rig.count("fak_claimed_tokens_total"), 0, "it is no audit");
+}
+
 /// Case 71: an event that comes after the answer explains it, even if the blocks come back.
 #[tokio::test]
 async fn a_claim_that_an_event_overtook_is_no_contradiction() {
