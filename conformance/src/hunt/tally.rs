@@ -41,6 +41,10 @@ impl Tally {
     pub(super) fn answer(&mut self, told: &Told) {
         self.steps += 1;
         let (200, Some(cached), true) = (told.status, told.cached, told.is_finished) else {
+            // A dormant session's is the only request here that is the client's own fault.
+            if (400..500).contains(&told.status) && told.status != 409 {
+                self.failures.push(format!("a good request was refused: {told:?}"));
+            }
             let why = if told.code.is_empty() { "unfinished" } else { &told.code };
             *self.refused.entry(format!("{} {why}", told.status)).or_default() += 1;
             return;

@@ -143,7 +143,7 @@ impl Shared {
         if let Some(salt) = own_salt {
             // Both count: an isolated session stays its tenant's.
             let salt = match fields.cache_salt()? {
-                Some(tenant) => format!("{tenant}/{salt}"),
+                Some(tenant) => self.config.stamp.session_salt(&tenant, &salt),
                 None => salt.to_string(),
             };
             fields.set_cache_salt(Some(&salt));

@@ -14,8 +14,9 @@ use crate::life::Life;
 use crate::rank::{Outputs, Rank};
 use crate::tokenizer;
 
-/// Longest `cache_salt` (vLLM 0.32.0).
-const SALT_CHARS_MAX: usize = 1024;
+/// Longest `cache_salt`, and what it must not contain (vLLM 0.32.0, source).
+const SALT_CHARS_MAX: usize = 128;
+const SALT_FORBIDDEN: [char; 4] = ['@', '/', '\\', '\0'];
 
 /// Choices of one request; the engine allows more, no client here needs them.
 const CHOICES_MAX: usize = 128;
@@ -226,7 +227,12 @@ fn lora_of(life: &Life, model: &str) -> Option<Lora> {
 fn salt(body: &Map<String, Value>) -> Result<Option<String>, ApiError> {
     match body.get("cache_salt") {
         None | Some(Value::Null) => Ok(None),
-        Some(Value::String(salt)) if !salt.is_empty() && salt.chars().count() <= SALT_CHARS_MAX => {
+        Some(Value::String(salt)) if !salt.is_empty() => {
+            if salt.chars().count() > SALT_CHARS_MAX || salt.contains(SALT_FORBIDDEN) {
+                let message = "Parameter 'cache_salt' must be at most 128 characters and must \
+                               not contain '@', '/', '\\\\', or NUL.";
+                return Err(ApiError::parameter(message, "cache_salt", None));
+            }
             Ok(Some(salt.clone()))
         }
         Some(_) => {
