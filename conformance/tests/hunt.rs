@@ -10,6 +10,6 @@ fn no_claim_is_over_whatever_happens_to_the_engines() {
     let seed = fastrand::u64(..);
     let hunted = Hunt::simulated(seed, 1_000).run(&binary, 4, Simulated::default);
     let tally = hunted.unwrap_or_else(|error| panic!("seed {seed}: {error:#}"));
-    assert!(tally.failures.is_empty(), "seed {seed}: {tally}");
+    assert!(tally.failures.is_empty() && tally.died == 0, "seed {seed}: {tally}");
     assert!(tally.confirmed > 100 && tally.accidents > 20, "seed {seed} hunts little: {tally}");
 }

@@ -25,6 +25,9 @@ const JUDGED_AFTER: Duration = Duration::from_secs(2);
 /// How long a request may take before somebody looks after the workers.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// An engine that nobody reaches for so long will not come back by itself.
+const DEAD_AFTER: Duration = Duration::from_secs(5);
+
 /// Between two tries to bring a worker back.
 const MEND_EVERY: Duration = Duration::from_millis(20);
 
@@ -282,23 +285,38 @@ impl<T: Target> Lane<T> {
     async fn restart(&mut self) -> anyhow::Result<()> {
         let number = self.draw.rng.usize(0..self.prey.len());
         let asked = self.begin(2)?;
-        let prey = &mut self.prey[number];
-        prey.endpoints = prey.engine.start(Profile::Offload).await?;
-        prey.subscriber = Subscriber::connect(&prey.endpoints.kv_events).await?;
-        prey.life += 1;
+        self.begin_life(number).await?;
         self.tally.steps += 1;
         self.tally.accidents += 1;
         self.aftermath(asked).await
     }
 
+    async fn begin_life(&mut self, number: usize) -> anyhow::Result<()> {
+        let prey = &mut self.prey[number];
+        prey.endpoints = prey.engine.start(Profile::Offload).await?;
+        prey.subscriber = Subscriber::connect(&prey.endpoints.kv_events).await?;
+        prey.life += 1;
+        Ok(())
+    }
+
     /// Does what an operator would, until every worker serves.
     async fn mend(&mut self) -> anyhow::Result<()> {
-        let started = Instant::now();
+        let mut started = Instant::now();
         for number in 0..self.prey.len() {
             let id = self.prey[number].id.clone();
             let mut tries = 0;
+            let mut reached = Instant::now();
             loop {
                 let worker = self.fak.worker(&id).await?;
+                if worker["reachable"] == true {
+                    reached = Instant::now();
+                } else if reached.elapsed() > DEAD_AFTER {
+                    // vLLM 0.32.0 does, of a reset that preempts a request while it loads blocks
+                    // from the host tier (an assertion in its offloading scheduler, observed).
+                    self.tally.died += 1;
+                    self.begin_life(number).await?;
+                    (started, reached) = (Instant::now(), Instant::now());
+                }
                 self.row = self.row.max(worker["last_witness"].as_u64().unwrap_or(0));
                 let action = match worker["phase"].as_str() {
                     Some("serving") if worker["serving"] == true => break,

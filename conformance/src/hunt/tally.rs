@@ -19,6 +19,8 @@ pub struct Tally {
     pub acted: BTreeMap<String, usize>,
     /// What was done behind fak's back, and faults.
     pub accidents: usize,
+    /// Engines that ended by themselves.
+    pub died: usize,
     /// Claims equal to what the engine reused.
     pub confirmed: usize,
     /// Claims below.
@@ -83,6 +85,7 @@ impl Tally {
         self.steps += other.steps;
         self.answered += other.answered;
         self.accidents += other.accidents;
+        self.died += other.died;
         self.confirmed += other.confirmed;
         self.under += other.under;
         self.lost += other.lost;
@@ -116,7 +119,8 @@ impl fmt::Display for Tally {
         };
         writeln!(out, "answered {}; refused: {}", self.answered, list(&self.refused))?;
         writeln!(out, "actions: {}", list(&self.acted))?;
-        writeln!(out, "behind fak's back, and faults: {}", self.accidents)?;
+        let (accidents, died) = (self.accidents, self.died);
+        writeln!(out, "behind fak's back, and faults: {accidents}; engines that died: {died}")?;
         let (row, event) = self.explained;
         writeln!(
             out,

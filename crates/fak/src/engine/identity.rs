@@ -72,8 +72,8 @@ impl Stamp {
     }
 
     /// The salt of a request that has one already, in a session that has its own: 64 hexadecimal
-    /// digits. vLLM takes 128 characters at most, and no `@`, `/`, `\` or NUL (0.32.0, observed), so
-    /// that the two cannot be written one behind the other.
+    /// digits. vLLM takes 128 characters at most, and no `@`, `/`, `\` or NUL (0.32.0, observed),
+    /// so that the two cannot be written one behind the other.
     #[must_use]
     pub fn session_salt(&self, request: &str, session: &str) -> String {
         self.digest(&[SESSION_DOMAIN, request, session])
