@@ -49,6 +49,8 @@ pub struct State {
     pub models: Arc<[Arc<str>]>,
     /// The weight version that the engine told, or a caller stated.
     pub weight_version: Option<Arc<str>>,
+    /// The row of the last change of weights by which no version moved; see [`Weights`].
+    pub weights_epoch: Option<u64>,
     /// Its ranks in the index, as far as they may be asked: none while it recovers.
     pub ranks: Arc<[Rank]>,
     /// How far the event streams of all its ranks are.
@@ -59,6 +61,17 @@ pub struct State {
     pub metrics: Option<Arc<Metrics>>,
     /// The last row of the ledger on it.
     pub last_witness: Option<u64>,
+}
+
+/// Which weights a worker computes with, as far as they can be told apart: equal values are of
+/// equal weights, unless somebody changed them behind fak's back and nothing says so yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Weights {
+    /// The version that the engine told, or a caller stated.
+    pub version: Option<Arc<str>>,
+    /// The row of the last change since that version was told: the version alone does not name
+    /// these weights any more.
+    pub epoch: Option<u64>,
 }
 
 /// A rank's place in the index.
@@ -98,6 +111,7 @@ impl State {
             version: None,
             models: Arc::default(),
             weight_version: None,
+            weights_epoch: None,
             ranks: Arc::default(),
             streams: Arc::default(),
             is_recovering: false,
@@ -116,6 +130,12 @@ impl State {
     #[must_use]
     pub fn is_serving(&self) -> bool {
         self.standing.phase == Phase::Serving && self.is_reachable && self.is_progressing
+    }
+
+    /// The weights that it computes with.
+    #[must_use]
+    pub fn weights(&self) -> Weights {
+        Weights { version: self.weight_version.clone(), epoch: self.weights_epoch }
     }
 
     /// Whether it serves `model`.

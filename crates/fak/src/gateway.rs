@@ -21,6 +21,7 @@ mod reading;
 mod relay;
 mod serve;
 mod ticket;
+mod weights;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -12,6 +12,7 @@ mod probe;
 mod recovery;
 mod rows;
 pub(crate) mod translate;
+mod weights;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

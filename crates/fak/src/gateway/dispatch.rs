@@ -24,6 +24,7 @@ use super::predicted::Chunks;
 use super::reading::{Opening, Reading};
 use super::relay::{Bounds, Reader, Relay};
 use super::ticket::{Aboard, Ticket};
+use super::weights::Dispatched;
 use super::{Shared, Unanswered, headers, models};
 use crate::engine::{Data, Outgoing, Streaming};
 use crate::fleet::{Inside, Snapshot, View};
@@ -263,7 +264,8 @@ impl Shared {
             };
             (self.audits.clone(), audit)
         });
-        (claim, Aboard { worker, _inside: inside, audit, prediction })
+        let weights = Dispatched::new(self.fleet.clone(), number, view.state.weights());
+        (claim, Aboard { worker, _inside: inside, audit, prediction, weights })
     }
 
     /// Sends the request to a worker, and waits for the first of its answer.
@@ -412,6 +414,13 @@ impl Shared {
         let worker = ticket.aboard.as_ref().map(|aboard| HeaderValue::try_from(&*aboard.worker));
         if let Some(Ok(worker)) = worker {
             own.insert(headers::WORKER, worker);
+        }
+        let weights = ticket.aboard.as_ref().map(|aboard| &aboard.weights);
+        if let Some(version) = weights.and_then(Dispatched::header) {
+            own.insert(headers::WEIGHT_VERSION, version);
+        }
+        if let Some(mixed) = weights.and_then(Dispatched::mixed_header) {
+            own.insert(headers::WEIGHT_VERSION_MIXED, mixed);
         }
         own.insert(headers::KV, claim.kv.header());
         own.insert(headers::WARM_TOKENS, claim.header());

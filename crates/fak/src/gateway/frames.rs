@@ -18,6 +18,8 @@ pub(super) enum Fate {
     Keep,
     /// It is left out.
     Cut,
+    /// It is relayed, and is the stream's end marker.
+    End,
     /// It is relayed, and nothing after it.
     Last,
 }
@@ -38,6 +40,8 @@ pub(super) struct Frames {
 pub(super) struct Cut {
     /// Whole events.
     pub(super) bytes: Bytes,
+    /// Where in them the [end marker](Fate::End) begins, if it is there.
+    pub(super) end_at: Option<usize>,
     /// Whether an event was the [last](Fate::Last).
     pub(super) is_last: bool,
 }
@@ -47,7 +51,7 @@ impl Frames {
     /// those that are kept.
     pub(super) fn push(&mut self, chunk: Bytes, mut fate: impl FnMut(&[u8]) -> Fate) -> Cut {
         if self.is_opaque {
-            return Cut { bytes: chunk, is_last: false };
+            return Cut { bytes: chunk, end_at: None, is_last: false };
         }
         let scanned = self.held.len();
         let bytes = if self.held.is_empty() {
@@ -58,12 +62,13 @@ impl Frames {
             Bytes::from(held)
         };
         let mut spans = Spans { start: 0, line: self.line, kept_from: 0, kept: Vec::new() };
-        let mut is_last = false;
+        let (mut end_at, mut is_last) = (None, false);
         for at in memchr2_iter(b'\n', b'\r', &bytes[scanned..]).map(|at| at + scanned) {
             let Some(span) = spans.line_end(&bytes, at) else { continue };
             match fate(&bytes[span.clone()]) {
                 Fate::Keep => {}
                 Fate::Cut => spans.leave_out(&bytes, span),
+                Fate::End => end_at = Some(spans.out_at(span.start)),
                 Fate::Last => {
                     is_last = true;
                     break;
@@ -77,10 +82,11 @@ impl Frames {
             if self.held.len() > HELD_BYTES_MAX {
                 self.is_opaque = true;
                 let held = std::mem::take(&mut self.held);
-                return Cut { bytes: Bytes::from([&out[..], &held].concat()), is_last };
+                let bytes = Bytes::from([&out[..], &held].concat());
+                return Cut { bytes, end_at, is_last };
             }
         }
-        Cut { bytes: out, is_last }
+        Cut { bytes: out, end_at, is_last }
     }
 
     /// The unfinished event, now that no more comes.
@@ -124,6 +130,11 @@ impl Spans {
     fn leave_out(&mut self, bytes: &[u8], span: std::ops::Range<usize>) {
         self.kept.extend_from_slice(&bytes[self.kept_from..span.start]);
         self.kept_from = span.end;
+    }
+
+    /// Where a kept byte comes out.
+    fn out_at(&self, at: usize) -> usize {
+        self.kept.len() + at - self.kept_from
     }
 
     fn out(&self, bytes: &Bytes) -> Bytes {
@@ -199,6 +210,29 @@ mod tests {
         });
         assert_eq!(&kept.bytes[..], b"data: 1\n\ndata: error\n\n");
         assert!(kept.is_last);
+    }
+
+    #[test]
+    fn the_end_marker_is_found_in_what_comes_out() {
+        let stream = b"data: 1\n\ndata: usage\n\ndata: 2\n\ndata: usage\n\ndata: [DONE]\n\n";
+        for size in 1..=stream.len() {
+            let mut frames = Frames::default();
+            let mut out = Vec::new();
+            for piece in stream.chunks(size) {
+                let cut = frames.push(Bytes::copy_from_slice(piece), |event| match event {
+                    b"data: usage\n\n" => Fate::Cut,
+                    b"data: [DONE]\n\n" => Fate::End,
+                    _ => Fate::Keep,
+                });
+                let (before, after) = cut.bytes.split_at(cut.end_at.unwrap_or(cut.bytes.len()));
+                out.extend_from_slice(before);
+                if cut.end_at.is_some() {
+                    out.extend_from_slice(b"|");
+                }
+                out.extend_from_slice(after);
+            }
+            assert_eq!(out, b"data: 1\n\ndata: 2\n\n|data: [DONE]\n\n", "pieces of {size}");
+        }
     }
 
     #[test]

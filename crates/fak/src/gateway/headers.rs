@@ -17,6 +17,11 @@ pub(super) const SESSION: HeaderName = HeaderName::from_static("x-fak-session");
 pub(super) const KV: HeaderName = HeaderName::from_static("x-fak-kv");
 /// Tokens claimed, by tier.
 pub(super) const WARM_TOKENS: HeaderName = HeaderName::from_static("x-fak-warm-tokens");
+/// The weight version of the worker when the request was sent to it.
+pub(super) const WEIGHT_VERSION: HeaderName = HeaderName::from_static("x-fak-weight-version");
+/// And the version since, where that is another.
+pub(super) const WEIGHT_VERSION_MIXED: HeaderName =
+    HeaderName::from_static("x-fak-weight-version-mixed");
 /// Workers that were tried.
 pub(super) const ATTEMPTS: HeaderName = HeaderName::from_static("x-fak-attempts");
 /// The request's name, both ways.
@@ -40,6 +45,10 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     UPGRADE,
 ];
 
+/// fak's own names. None of them comes from an engine.
+const OWN: [HeaderName; 7] =
+    [WORKER, SESSION, KV, WARM_TOKENS, ATTEMPTS, WEIGHT_VERSION, WEIGHT_VERSION_MIXED];
+
 /// Names that are dropped from a request besides. `Accept-Encoding`: usage could not be read off an
 /// answer that is compressed, and an event stream must not be. `Expect`: fak has the body already.
 const REQUEST_ONLY: [HeaderName; 7] =
@@ -58,6 +67,9 @@ pub(super) fn to_engine(mut headers: HeaderMap, request_id: &HeaderValue) -> Hea
 /// What of an engine's headers goes to the client. fak's own names are fak's alone.
 pub(super) fn to_client(headers: &mut HeaderMap) {
     drop_hop_by_hop(headers);
+    for name in &OWN {
+        headers.remove(name);
+    }
 }
 
 fn drop_hop_by_hop(headers: &mut HeaderMap) {

@@ -104,6 +104,8 @@ pub(super) struct Metrics {
     pub(super) moved: IntCounter,
     /// Requests for which a prediction was written.
     pub(super) predicted: IntCounter,
+    /// Answers during which their worker's weights changed.
+    pub(super) mixed_weights: IntCounter,
     /// Prompts whose length the engine counted otherwise.
     pub(super) mismatches: IntCounter,
     /// Bodies over the limit.
@@ -150,6 +152,10 @@ impl Metrics {
             moved: families.counter("fak_requests_moved_total", "Moved to another worker.")?,
             predicted: families
                 .counter("fak_requests_predicted_total", "Written down as soon to be cached.")?,
+            mixed_weights: families.counter(
+                "fak_requests_mixed_weights_total",
+                "Answered while their worker's weights changed.",
+            )?,
             mismatches: families.counter(
                 "fak_requests_token_mismatches_total",
                 "Prompts whose length the engine counted otherwise.",

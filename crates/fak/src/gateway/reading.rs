@@ -78,7 +78,7 @@ impl Reading {
                 self.is_unavailable = is_unavailable(&error);
                 Fate::Last
             }
-            StreamItem::Done => Fate::Keep,
+            StreamItem::Done => Fate::End,
             StreamItem::Chunk(chunk) => {
                 self.has_finished |= chunk.choices.iter().any(|c| c.finish_reason.is_some());
                 let is_usage_alone = chunk.choices.is_empty() && chunk.usage.is_some();
@@ -203,7 +203,7 @@ mod tests {
         }
         assert_eq!(read(&mut reading, r#"{"choices":[{"text":"[DONE]"}]}"#), Fate::Keep);
         assert!(!reading.is_done());
-        assert_eq!(read(&mut reading, "[DONE]"), Fate::Keep);
+        assert_eq!(read(&mut reading, "[DONE]"), Fate::End);
         assert!(reading.is_done());
     }
 

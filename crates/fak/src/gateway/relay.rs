@@ -227,7 +227,10 @@ impl Relay {
             Reader::Events(frames, reading) => {
                 let cut = frames.push(bytes, |event| reading.event(event));
                 is_last = cut.is_last;
-                cut.bytes
+                match cut.end_at {
+                    Some(at) => marked(cut.bytes, at, self.ticket.as_mut()),
+                    None => cut.bytes,
+                }
             }
             Reader::Whole(tail) => {
                 keep_tail(tail, &bytes);
@@ -276,11 +279,9 @@ impl Relay {
         }
         let held = frames.into_held();
         // An end marker needs no empty line where the stream ends with it.
-        if !held.is_empty()
-            && reading.event(&[&held[..], b"\n\n"].concat()) == Fate::Keep
-            && reading.is_done()
-        {
-            self.give(held);
+        if !held.is_empty() && reading.event(&[&held[..], b"\n\n"].concat()) == Fate::End {
+            let end = marked(held.into(), 0, self.ticket.as_mut());
+            self.give(end.to_vec());
         }
         self.is_unavailable = reading.opening() == Opening::Unavailable;
         let usage = reading.usage();
@@ -326,6 +327,14 @@ impl Relay {
             None => bytes.into(),
             Some(ready) => [&ready[..], &bytes].concat().into(),
         });
+    }
+}
+
+/// An answer's end with what its client is told of its weights, before the end marker at `at`.
+fn marked(bytes: Bytes, at: usize, ticket: Option<&mut Ticket>) -> Bytes {
+    match ticket.and_then(Ticket::comment) {
+        Some(comment) => [&bytes[..at], comment.as_bytes(), &bytes[at..]].concat().into(),
+        None => bytes,
     }
 }
 

@@ -12,6 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::audit::{Audit, Audits};
 use super::metrics::{Metrics, Outcome};
 use super::predicted::{Chunks, Predicted};
+use super::weights::Dispatched;
 use crate::engine::Data;
 use crate::fleet::Inside;
 
@@ -34,6 +35,7 @@ pub(super) struct Aboard {
     pub(super) _inside: Inside,
     pub(super) audit: Option<(Audits, Audit)>,
     pub(super) prediction: Option<(Arc<Predicted>, Chunks, usize)>,
+    pub(super) weights: Dispatched,
 }
 
 impl std::fmt::Debug for Aboard {
@@ -68,6 +70,11 @@ impl Ticket {
         }
     }
 
+    /// What goes before a stream's end marker, where it is of several weights.
+    pub(super) fn comment(&mut self) -> Option<String> {
+        self.aboard.as_mut()?.weights.comment()
+    }
+
     /// The request has ended; what comes after is not told.
     pub(super) fn end(&mut self, outcome: Outcome, usage: Option<Usage>) {
         if std::mem::replace(&mut self.has_ended, true) {
@@ -77,6 +84,12 @@ impl Ticket {
         self.metrics.ended(self.route, outcome);
         self.released = None;
         let Some(mut aboard) = self.aboard.take() else { return };
+        if let Some(now) = aboard.weights.settled() {
+            self.metrics.mixed_weights.inc();
+            let (id, worker) = (self.request_id.to_str().unwrap_or_default(), &aboard.worker);
+            let then = aboard.weights.at_dispatch();
+            tracing::info!(request_id = id, %worker, ?then, ?now, "an answer is of mixed weights");
+        }
         if let Outcome::Failed(failure) = outcome {
             aboard.failed();
             let (id, worker) = (self.request_id.to_str().unwrap_or_default(), &aboard.worker);

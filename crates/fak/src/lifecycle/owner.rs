@@ -10,7 +10,7 @@ use fak_kernel::vocab::PerTier;
 use fak_kernel::witness::{
     Answer, Call, Mode, Move, Observed, Plan, Refusal, Seen, Standing, Verdict, judge, plan,
 };
-use fak_kernel::{Disposition, Phase};
+use fak_kernel::{Disposition, Evidence, Phase};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
@@ -18,8 +18,8 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::probe::{Look, Progress};
 use super::recovery::Recovery;
-use super::rows::{new_intent, outcome, told};
-use super::{Command, Error, Request, learn, marker, translate};
+use super::rows::{error_chain, new_intent, outcome, told};
+use super::{Command, Error, Request, learn, marker, translate, weights};
 use crate::events::blind::{self, Blindness};
 use crate::events::discover::{self, Source};
 use crate::events::stream::{Handle, Sink, Status, Stream};
@@ -379,6 +379,7 @@ impl Owner {
         let row = self.config.store.note(intent, outcome(&verdict, Value::Null, observed)).await?;
         told(&row, "noticed");
         self.state.last_witness = Some(row.seq);
+        self.state.weights_epoch = weights::noticed(mv, self.state.weights_epoch, row.seq);
         Ok(())
     }
 
@@ -452,12 +453,21 @@ impl Owner {
         let new = NewIntent { warm_demoted: demotes, ..new };
         let seq = self.config.store.intent(new).await?;
         self.tell(intent).await;
+        let epoch = self.state.weights_epoch;
+        if weights::may_change(request.mv, &self.state.standing) {
+            // Requests that were kept go on before the last call is answered.
+            self.state.weights_epoch = Some(seq);
+            self.publish_standing();
+        }
         let (answer, answered, observation) = self.make(calls).await;
         let observed = translate::observed(&observation);
         let State { standing, capabilities, .. } = &self.state;
         let verdict = judge(request.mv, capabilities, standing, answer, &observed);
         self.tell(Event::Outcome { kv: verdict.kv, clears: verdict.owes_clear }).await;
         self.state.standing = verdict.next;
+        if verdict.evidence == Evidence::NotSent {
+            self.state.weights_epoch = epoch;
+        }
         self.publish_standing();
         let observed = translate::observed_json(&observation);
         let outcome = Outcome {
@@ -584,15 +594,4 @@ fn without_keeping(mv: Move) -> Move {
         Move::Pause { mode, clear, .. } => Move::Pause { mode, clear, keep_tier: false },
         other => other,
     }
-}
-
-/// An error with all its causes on one line.
-fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

@@ -49,3 +49,14 @@ pub(super) fn told(row: &Row, what: &'static str) {
     let Row { worker, action, phase, kv, reason, .. } = row;
     tracing::info!(%worker, %action, %phase, %kv, reason, "{what}");
 }
+
+/// An error with all its causes on one line.
+pub(super) fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

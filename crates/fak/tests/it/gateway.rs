@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
+mod bridged;
 mod rig;
 
 mod claims;
@@ -11,3 +12,4 @@ mod relay;
 mod routing;
 mod simulated;
 mod unserved;
+mod weights;

@@ -238,8 +238,18 @@ impl Rig {
         headers: &[(&str, &str)],
         body: &str,
     ) -> http::Response<Incoming> {
-        let mut request = Request::builder().method(method);
-        request = request.uri(format!("http://{}{path}", self.address));
+        self.send(method, &format!("http://{}{path}", self.address), headers, body).await
+    }
+
+    /// As [`open`](Self::open), at any address.
+    pub(crate) async fn send(
+        &self,
+        method: &str,
+        url: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> http::Response<Incoming> {
+        let mut request = Request::builder().method(method).uri(url);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }

@@ -1,0 +1,107 @@
+//! A gateway over one simulated engine that has its owner and its events.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fak::engine::{Client, Endpoints, Engine, Timeouts};
+use fak::events::recorder::Recorder;
+use fak::events::stream::Sink;
+use fak::fleet::{Door, Fleet, Worker};
+use fak::gateway;
+use fak::lifecycle::{Config, Lifecycle};
+use fak::runtime::{OnExit, TaskGroup};
+use fak::store::Store;
+use fak_index::{Index, Limits, RankOptions};
+use fak_kernel::rank::Trust;
+use fak_sim::{Binds, Sim, SimConfig};
+use http::StatusCode;
+use serde_json::json;
+
+use super::rig::{PATIENT, Rig};
+
+/// Where tests ask.
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
+
+/// A gateway over one engine that has its owner and its events.
+pub(crate) struct Bridged {
+    pub(crate) sim: Sim,
+    pub(crate) rig: Rig,
+    pub(crate) lifecycle: Lifecycle,
+    _tasks: TaskGroup,
+}
+
+impl Bridged {
+    pub(crate) async fn start() -> Self {
+        Self::with(SimConfig::default(), gateway::Config::default()).await
+    }
+
+    pub(crate) async fn with(sim: SimConfig, gateway: gateway::Config) -> Self {
+        let sim = Sim::start(sim, Binds::default()).await.unwrap();
+        let endpoints = Endpoints::new(&sim.base_url()).unwrap();
+        let engine = Engine::new(Client::new(None, Timeouts::default()).unwrap(), endpoints);
+        let fleet = Fleet::new([Worker { id: "w0".into(), engine, door: Door::new() }]);
+        let index = Arc::new(Index::new(7, Limits::default()));
+        let sink = Sink {
+            index: Arc::clone(&index),
+            options: RankOptions::default(),
+            recorder: Arc::new(Recorder::new(0)),
+            notes: None,
+        };
+        let config = Config {
+            fleet: fleet.clone(),
+            store: Store::open("sqlite::memory:").await.unwrap(),
+            sink,
+            events: BTreeMap::new(),
+            // The test looks when it wants to know.
+            probe_every: Duration::from_secs(3600),
+            failures_max: 1,
+            patience: PATIENT,
+            settle_within: PATIENT,
+        };
+        let (lifecycle, owners) = Lifecycle::new(&config);
+        let mut tasks = TaskGroup::new();
+        for owner in owners {
+            tasks.spawn("owner", OnExit::StopProcess, owner.run(tasks.shutdown()));
+        }
+        let rig = Rig::around(fleet, index, gateway).await;
+        let bridged = Self { sim, rig, lifecycle, _tasks: tasks };
+        bridged.heard().await;
+        bridged
+    }
+
+    /// Waits until the engine's events are heard, and all of them.
+    pub(crate) async fn heard(&self) {
+        self.lifecycle.look("w0").await.unwrap();
+        let rank = self.lifecycle.ranks("w0").await.unwrap().remove(0);
+        rank.wait_for(|status| status.trust == Trust::Exact).await.unwrap();
+        self.lifecycle.look("w0").await.unwrap();
+    }
+
+    /// Asks for one token, and waits until what the engine stored for it is believed.
+    pub(crate) async fn ask(&self, text: &str) -> (String, String) {
+        let body = json!({"model": "tiny", "prompt": text, "max_tokens": 1}).to_string();
+        let answer = self.rig.post(COMPLETIONS, &body).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+        let tokens = self.sim.tokenize(text);
+        let rank = self.lifecycle.ranks("w0").await.unwrap().remove(0);
+        let prompt = fak_index::Prompt { tokens: &tokens, lora: None, salt: None };
+        let held = self.sim.holds(&tokens, None).gpu;
+        let believed =
+            rank.wait_for(|_| self.rig.index.held(rank.id(), &prompt).blocks.gpu as usize == held);
+        tokio::time::timeout(PATIENT, believed).await.unwrap().unwrap();
+        let header = |name| answer.header(name).unwrap().to_owned();
+        (header("x-fak-kv"), header("x-fak-warm-tokens"))
+    }
+
+    pub(crate) fn audited(&self, outcome: &str) -> u64 {
+        self.rig.count(&format!("fak_claims_total{{outcome=\"{outcome}\"}}"))
+    }
+
+    /// Somebody else's call, behind fak's back.
+    pub(crate) async fn behind(&self, path: &str, body: &str) {
+        let url = format!("{}{path}", self.sim.base_url());
+        let answer = self.rig.send("POST", &url, &[], body).await;
+        assert_eq!(answer.status(), StatusCode::OK, "{path}");
+    }
+}
