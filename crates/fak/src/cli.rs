@@ -157,6 +157,7 @@ File (--config), with the defaults:
   first_byte_ms = 2000          # silence before a worker is looked at
   body_bytes_max = 33554432
   drain_ms = 30000              # for streams, after SIGTERM
+  allow_reload_weights = false  # a wake on other weights has the engine load its checkpoint
   [[worker]]
   id = \"vllm-0\"
   url = \"http://gpu-0:8000/v1\"

@@ -126,7 +126,9 @@ vocabulary! {
     Weights {
         /// Proven the same, or loaded again and verified.
         Same = "same",
-        /// They differ, or are about to be replaced.
+        /// Others than before the sleep, and their owner has loaded them already.
+        Loaded = "loaded",
+        /// Others than before the sleep, still to be loaded.
         Changed = "changed",
         /// Nothing. After level 1 that means the same ones: they stayed in host memory.
         Unproven = "unproven",
@@ -283,6 +285,9 @@ pub struct Capabilities {
     /// The gpu's hash table stands after a sleep, over freed memory (vLLM 0.9.x): a reset belongs
     /// to the wake.
     pub table_survives_sleep: bool,
+    /// A wake in part leaves the scheduler stopped, so that weights can be loaded before requests
+    /// run on them: not from vLLM 0.17.1 to 0.23.0, where any wake starts it.
+    pub staged_wake: bool,
     /// The connector.
     pub connector: Connector,
     /// The tiers that the worker has; gpu is among them whether named or not.
@@ -298,6 +303,7 @@ impl Default for Capabilities {
             reaches_connector: false,
             reset_external: None,
             table_survives_sleep: false,
+            staged_wake: false,
             connector: Connector::UNKNOWN,
             tiers: TierSet::GPU,
         }
@@ -341,6 +347,8 @@ vocabulary! {
         OnlyPaused = "only_paused",
         /// Partly woken: only a further `wake` may be called.
         PartlyAwake = "partly_awake",
+        /// Weights cannot have been loaded into memory that is asleep: wake that part first.
+        WeightsAsleep = "weights_asleep",
         /// What state the engine is in is not known: only a `wake` is right for all of them.
         StateUnknown = "state_unknown",
         /// Requests were still in flight when the time to drain them ended.
@@ -359,7 +367,8 @@ pub enum Answer {
     Success(bool),
     /// 2xx without a body.
     NoBody,
-    /// 2xx so far; the next step is for the weights' owner to load them, which was not seen yet.
+    /// 2xx so far; the next step is for the weights' owner to load them, which was not seen yet,
+    /// and nothing after it was sent.
     AwaitsWeights,
     /// 2xx, and the body names another state or level than the one asked for.
     Mismatch,

@@ -200,7 +200,7 @@ impl Word for Mode {
 }
 
 impl Word for Weights {
-    const WORDS: &'static str = "same, changed or unproven";
+    const WORDS: &'static str = "same, loaded, changed or unproven";
     fn parse(word: &str) -> Option<Self> {
         Self::parse(word)
     }

@@ -209,10 +209,11 @@ async fn start_sims(count: usize) -> Result<Vec<Sim>, Error> {
 fn workers(settings: &Serve, sims: &[Sim]) -> Result<Vec<Worker>, Error> {
     let client = Client::new(settings.engine_key.as_ref(), Timeouts::default());
     let client = client.map_err(Error::usage)?;
-    let worker = |id: &str, endpoints: Endpoints| Worker {
-        id: id.into(),
-        engine: Engine::new(client.clone(), endpoints),
-        door: Door::new(),
+    let worker = |id: &str, endpoints: Endpoints| {
+        let allows = settings.allow_reload_weights;
+        let endpoints = if allows { endpoints.allowing_reload_weights() } else { endpoints };
+        let engine = Engine::new(client.clone(), endpoints);
+        Worker { id: id.into(), engine, door: Door::new() }
     };
     let mut workers: Vec<_> =
         settings.workers.iter().map(|spec| worker(&spec.id, spec.endpoints.clone())).collect();

@@ -171,7 +171,9 @@ pub enum Tag {
 pub enum Weights {
     /// They are those from before.
     Same,
-    /// They are others.
+    /// They are others, and their owner has loaded them.
+    Loaded,
+    /// They are others, and have to be loaded.
     Changed,
     /// Nothing.
     Unproven,

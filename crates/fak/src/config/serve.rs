@@ -153,6 +153,9 @@ pub struct Raw {
     pub body_bytes_max: Option<u64>,
     /// How long streams may go on after a stop was asked for, 0 to 3,600,000 ms.
     pub drain_ms: Option<u64>,
+    /// Whether a wake on other weights has the engine load them from its checkpoint, by
+    /// `/collective_rpc` with the method `reload_weights`.
+    pub allow_reload_weights: bool,
 }
 
 /// One worker, checked.
@@ -199,6 +202,8 @@ pub struct Serve {
     pub body_bytes_max: usize,
     /// How long streams may go on after a stop was asked for.
     pub drain: Duration,
+    /// Whether a wake on other weights has the engine load them.
+    pub allow_reload_weights: bool,
 }
 
 impl Raw {
@@ -247,6 +252,7 @@ impl Raw {
             first_byte: ms("first_byte_ms", self.first_byte_ms, 2_000, 50..=600_000)?,
             body_bytes_max: usize::try_from(body).unwrap_or(usize::MAX),
             drain: ms("drain_ms", self.drain_ms, 30_000, 0..=3_600_000)?,
+            allow_reload_weights: self.allow_reload_weights,
         })
     }
 
@@ -381,6 +387,7 @@ mod tests {
         assert_eq!(serve.db, "sqlite:/home/op/.local/state/fak/fak.db");
         assert_eq!(serve.workers[0].id, "a");
         assert_eq!(serve.probe_every, Duration::from_secs(1));
+        assert!(!serve.allow_reload_weights);
     }
 
     #[test]
@@ -402,6 +409,7 @@ mod tests {
             ("[[worker]]\nid=\"a\"\nurl=\"http://h\"\nkv=\"ipc://x\"", "kv"),
             ("[[worker]]\nid=\"a\"\nurl=\"http://h\"\nport=3", "port"),
             ("lsten = \"x\"", "lsten"),
+            ("allow_reload_weights = 1\n[[worker]]\nid=\"a\"\nurl=\"http://h\"", "bool"),
         ] {
             let error = resolve(file, &[]).expect_err(file);
             assert!(error.contains(told), "{file}: {error}");

@@ -39,9 +39,16 @@ pub(crate) fn capabilities(told: &engine::Capabilities) -> Capabilities {
         reaches_connector: since(23),
         reset_external: version.map(|v| v >= Version(0, 13)),
         table_survives_sleep: version.is_some_and(|v| v < Version(0, 11)),
+        staged_wake: version.is_some_and(stays_stopped_in_part),
         connector,
         tiers: connectors.map_or(TierSet::ALL, |names| tiers(names)),
     }
+}
+
+/// Whether a wake in part leaves the scheduler as it is: up to 0.16 a sleep does not touch it, from
+/// 0.17.1 to 0.23.0 any wake starts it (source).
+fn stays_stopped_in_part(version: Version) -> bool {
+    version < Version(0, 17) || version >= Version(0, 24)
 }
 
 fn connector(names: &[String]) -> Connector {
@@ -75,6 +82,13 @@ mod tests {
         assert_eq!(Version::read("v1.2.3+cpu"), Some(Version(1, 2)));
         assert_eq!(Version::read("dev"), None);
         assert!(Version(1, 0) > Version(0, 33));
+    }
+
+    #[test]
+    fn weights_wait_for_their_kv_memory_where_a_wake_in_part_starts_nothing() {
+        for (minor, staged) in [(16, true), (17, false), (23, false), (24, true), (32, true)] {
+            assert_eq!(stays_stopped_in_part(Version(0, minor)), staged, "0.{minor}");
+        }
     }
 
     #[test]

@@ -5,8 +5,8 @@
 
 use super::plan::{Fate, Fates, Wake, clears, promise, resets_external, unproven_reset};
 use super::{
-    Answer, Capabilities, Level, Move, Observed, Parts, Quarantine, Reason, Seen, Standing, State,
-    Verdict,
+    Answer, Capabilities, Level, Move, Observed, Part, Parts, Quarantine, Reason, Seen, Standing,
+    State, Verdict,
 };
 use crate::vocab::{
     Disposition::{self, Forgotten, Preserved, Unknown},
@@ -71,7 +71,7 @@ impl Case<'_> {
             Answer::Timeout => self.unproven(Reason::Timeout, Evidence::None),
             Answer::Cut => self.unproven(Reason::Cut, Evidence::None),
             Answer::Unrecorded => self.unproven(Reason::Unrecorded, Evidence::None),
-            Answer::AwaitsWeights if self.wake.reloads && self.seen == Seen::Serving => {
+            Answer::AwaitsWeights if self.awaits_weights() => {
                 let fates = Fates::of(Unknown, Unknown, Unknown);
                 self.settle(Phase::Waking, fates, Evidence::Observed, Reason::WeightsNotProven)
             }
@@ -90,6 +90,13 @@ impl Case<'_> {
     fn nothing_moved(&self) -> bool {
         let several = self.wake.reloads || self.wake.resets;
         self.before.agrees(self.seen) && (!several || self.seen != Seen::Nothing)
+    }
+
+    /// Whether the engine is where a wake waits for its weights' owner: wholly awake, or with its
+    /// weights' memory alone.
+    fn awaits_weights(&self) -> bool {
+        let is_part_awake = matches!(self.seen, Seen::Sleeping(_) | Seen::PausedOrSleeping);
+        self.wake.reloads && (self.seen == Seen::Serving || self.wake.staged && is_part_awake)
     }
 
     fn ends_in_reset(&self) -> bool {
@@ -295,6 +302,9 @@ impl Case<'_> {
             (Phase::Serving | Phase::Paused, ..) => Parts::ALL,
             (Phase::Sleeping | Phase::Error, ..) => Parts::NONE,
             (Phase::Waking, _, Seen::Serving) => Parts::ALL,
+            (Phase::Waking, Move::Wake { .. }, _) if self.wake.staged => {
+                self.before.awake.with(Parts::of(Part::Weights))
+            }
             (Phase::Waking, Move::Wake { tags, .. }, _) => self.before.awake.with(tags),
             (Phase::Waking, ..) => self.before.awake,
         }
@@ -310,8 +320,13 @@ impl Case<'_> {
                 };
                 kept && self.before.weights_proven
             }
-            // A complete wake serves only after the calls that loaded and checked them.
-            Move::Wake { .. } => phase == Phase::Serving || self.before.weights_proven,
+            // A complete wake serves only after the calls that loaded and checked them, and that
+            // dropped the KV of others: one that failed is not mended by a look that sees the
+            // engine awake.
+            Move::Wake { .. } => {
+                let owes_reset = self.wake.resets && self.wake.new_weights;
+                phase == Phase::Serving || self.before.weights_proven && !owes_reset
+            }
             // Someone loaded weights into memory that was there to take them.
             Move::Weights => self.before.weights_proven || self.before.has_weights(),
             // A new process loads its own, unless it was put to sleep since.

@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use super::{
-    Capabilities, Level, Mode, Move, Parts, Pauses, Quarantine, Refusal, SleepState, Standing,
-    State, Weights,
+    Capabilities, Level, Mode, Move, Part, Parts, Pauses, Quarantine, Refusal, SleepState,
+    Standing, State, Weights,
 };
 use crate::vocab::{
     Disposition::{self, Forgotten, Preserved, Unknown},
@@ -180,11 +180,14 @@ fn refusal(mv: Move, caps: &Capabilities, now: &Standing) -> Option<Refusal> {
             Phase::Serving => Some(Refusal::AlreadyAwake),
             _ => not_awake(now),
         },
-        Move::Wake { tags, .. } => match now.phase {
+        Move::Wake { tags, weights } => match now.phase {
             Phase::Serving => Some(Refusal::AlreadyAwake),
             Phase::Paused => Some(Refusal::OnlyPaused),
             _ if !tags.is_empty() && now.awake != Parts::ALL && now.awake.covers(tags) => {
                 Some(Refusal::AlreadyAwake)
+            }
+            _ if weights == Weights::Loaded && !now.weights_proven && !now.has_weights() => {
+                Some(Refusal::WeightsAsleep)
             }
             _ => None,
         },
@@ -220,9 +223,18 @@ fn calls(mv: Move, caps: &Capabilities, now: &Standing) -> Vec<Call> {
         }
         Move::Wake { tags, .. } => {
             let wake = Wake::of(mv, caps, now);
-            let mut calls = Vec::from([Call::WakeUp { tags: tags_to_send(tags, now) }]);
-            if wake.reloads {
+            let mut calls = Vec::new();
+            if wake.staged {
+                if !now.has_weights() {
+                    calls.push(Call::WakeUp { tags: Parts::of(Part::Weights) });
+                }
                 calls.push(Call::Reload);
+                calls.push(Call::WakeUp { tags: Parts::of(Part::KvCache) });
+            } else {
+                calls.push(Call::WakeUp { tags: tags_to_send(tags, now) });
+                if wake.reloads {
+                    calls.push(Call::Reload);
+                }
             }
             if wake.resets {
                 calls.push(Call::ResetPrefixCache { external: wake.new_weights, running: false });
@@ -242,10 +254,17 @@ fn calls(mv: Move, caps: &Capabilities, now: &Standing) -> Vec<Call> {
 }
 
 /// A tag that is not asleep makes vLLM ignore the whole call (0.32.0, observed), so only those that
-/// are asleep are named; and none for a wake of all.
+/// are asleep are named. A wake of all names none, unless a part is awake: vLLM would take back
+/// what it has already (0.32.0, source).
 fn tags_to_send(tags: Parts, now: &Standing) -> Parts {
-    let asleep = tags.without(now.awake);
-    if tags == Parts::ALL || now.awake == Parts::ALL { Parts::NONE } else { asleep }
+    let is_whole = tags.is_empty() || tags == Parts::ALL;
+    if now.awake == Parts::ALL || is_whole && now.awake.is_empty() {
+        Parts::NONE
+    } else if is_whole {
+        Parts::MEMORY.without(now.awake)
+    } else {
+        tags.without(now.awake)
+    }
 }
 
 /// Whether a reset reaches for the connector's tiers. A flush has to, where there are any: the span
@@ -258,8 +277,8 @@ pub(super) fn resets_external(mv: Move, caps: &Capabilities) -> bool {
     }
 }
 
-/// How a wake goes on after `/wake_up`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a wake takes beside `/wake_up`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct Wake {
     /// Both memory parts are back after it.
     pub(super) complete: bool,
@@ -267,6 +286,9 @@ pub(super) struct Wake {
     pub(super) new_weights: bool,
     /// Weights have to be loaded.
     pub(super) reloads: bool,
+    /// They are loaded while the KV memory still sleeps: the order that vLLM documents, in which
+    /// nothing runs on other weights than those that it will serve with.
+    pub(super) staged: bool,
     /// The last call is a reset, whose answer is the answer of the whole.
     pub(super) resets: bool,
 }
@@ -277,17 +299,20 @@ impl Wake {
     /// force the reset whatever the caller says.
     pub(super) fn of(mv: Move, caps: &Capabilities, now: &Standing) -> Self {
         let Move::Wake { tags, weights } = mv else {
-            return Self { complete: false, new_weights: false, reloads: false, resets: false };
+            return Self::default();
         };
         let complete = tags.is_empty() || tags.with(now.awake).covers(Parts::MEMORY);
         let reloads = match weights {
-            Weights::Same => false,
+            Weights::Same | Weights::Loaded => false,
             Weights::Changed => true,
             Weights::Unproven => !now.weights_proven,
         };
-        let new_weights = reloads || !now.stale.is_empty();
-        let resets = new_weights || caps.table_survives_sleep;
-        Self { complete, new_weights, reloads: complete && reloads, resets: complete && resets }
+        let new_weights = reloads || weights == Weights::Loaded || !now.stale.is_empty();
+        let resets = complete && (new_weights || caps.table_survives_sleep);
+        let reloads = complete && reloads;
+        let kv_sleeps = !now.awake.covers(Parts::of(Part::KvCache));
+        let staged = reloads && caps.staged_wake && kv_sleeps;
+        Self { complete, new_weights, reloads, staged, resets }
     }
 }
 

@@ -109,11 +109,13 @@ const READY: Capabilities = Capabilities {
     reaches_connector: true,
     reset_external: Some(true),
     table_survives_sleep: false,
+    staged_wake: true,
     connector: Connector::OFFLOADING,
     tiers: TierSet::ALL,
 };
 const KEEPING: Capabilities = Capabilities { keep_argument: true, ..READY };
 const NO_PAUSE: Capabilities = Capabilities { pauses: Pauses::Absent, ..READY };
+const BEFORE_0_24: Capabilities = Capabilities { staged_wake: false, ..READY };
 const BEFORE_0_23: Capabilities = Capabilities { reaches_connector: false, ..READY };
 const V0_9: Capabilities = Capabilities {
     pauses: Pauses::Absent,
@@ -129,6 +131,9 @@ const PAUSED: Standing = Standing { phase: Phase::Paused, ..SERVING };
 const TOUCHED: Standing = Standing { since_serving: PerTier::all(Unknown), ..PAUSED };
 const ASLEEP: Standing = Standing { phase: Phase::Sleeping, awake: Parts::NONE, ..SERVING };
 const NO_WEIGHTS: Standing = Standing { weights_proven: false, ..ASLEEP };
+/// Their memory is awake, to take weights.
+const TAKES_WEIGHTS: Standing =
+    Standing { phase: Phase::Waking, awake: Parts::of(Part::Weights), ..NO_WEIGHTS };
 
 const fn state(is_paused: bool, is_sleeping: bool, sleep_state: SleepState) -> Observed {
     Observed::State(State {
@@ -154,6 +159,7 @@ const CLEAR: Move = Move::Pause { mode: Mode::Keep, clear: true, keep_tier: fals
 const CLEAR_GPU: Move = Move::Pause { mode: Mode::Keep, clear: true, keep_tier: true };
 const WAKE: Move = Move::Wake { tags: Parts::NONE, weights: Weights::Unproven };
 const WAKE_PART: Move = Move::Wake { tags: Parts::of(Part::Weights), weights: Weights::Unproven };
+const WAKE_LOADED: Move = Move::Wake { tags: Parts::NONE, weights: Weights::Loaded };
 const WAKE_CHANGED: Move = Move::Wake { tags: Parts::NONE, weights: Weights::Changed };
 const RESET: Move = Move::Reset { external: false, running: false };
 const RESET_EXTERNAL: Move = Move::Reset { external: true, running: false };
@@ -207,9 +213,20 @@ fn wakes() -> Vec<Spec> {
         Spec::new("full, level 2 without proof of the same weights", WAKE)
             .from(&[NO_WEIGHTS])
             .answers(&[Answer::Success(true)]),
+        Spec::new("full, weights changed, engine from 0.17 to 0.23", WAKE_CHANGED)
+            .on(BEFORE_0_24)
+            .from(&[ASLEEP])
+            .answers(&[Answer::Success(true)]),
         Spec::new("full, weights not loaded yet", WAKE)
             .from(&[NO_WEIGHTS])
-            .answers(&[Answer::AwaitsWeights]),
+            .answers(&[Answer::AwaitsWeights])
+            .seen(&[SLEEPS_2]),
+        Spec::new("full, weights loaded by their owner since", WAKE_LOADED)
+            .from(&[TAKES_WEIGHTS])
+            .answers(&[Answer::Success(true)]),
+        Spec::new("full, weights loaded, reset success:false", WAKE_LOADED)
+            .from(&[TAKES_WEIGHTS])
+            .answers(&[Answer::Success(false)]),
         Spec::new("full, same weights, engine 0.9.x", WAKE)
             .on(V0_9)
             .from(&[ASLEEP])
@@ -243,6 +260,7 @@ fn refused() -> Vec<Spec> {
         Spec::new("asleep", Move::Resume).from(&[ASLEEP]),
         Spec::new("awake already", WAKE).from(&[SERVING]),
         Spec::new("only paused", WAKE).from(&[PAUSED]),
+        Spec::new("weights loaded, and their memory asleep", WAKE_LOADED).from(&[NO_WEIGHTS]),
     ]
     .into()
 }

@@ -84,6 +84,7 @@ const READY: Capabilities = Capabilities {
     reaches_connector: true,
     reset_external: Some(true),
     table_survives_sleep: false,
+    staged_wake: true,
     connector: Connector::OFFLOADING,
     tiers: TierSet::ALL,
 };

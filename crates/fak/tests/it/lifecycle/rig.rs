@@ -28,6 +28,21 @@ pub(crate) struct Rig {
     _tasks: TaskGroup,
 }
 
+struct Options {
+    /// Patience for a control call.
+    control: Duration,
+    /// Whether the events can be asked for again.
+    replays: bool,
+    /// Whether `/collective_rpc` is open.
+    reloads: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { control: Timeouts::default().control, replays: true, reloads: false }
+    }
+}
+
 impl Rig {
     pub(crate) async fn start() -> Self {
         Self::with(SimConfig { connector: Connector::Offloading, ..SimConfig::default() }).await
@@ -36,23 +51,32 @@ impl Rig {
     /// As [`start`](Self::start), with little patience for control calls.
     pub(crate) async fn hurried() -> Self {
         let config = SimConfig { connector: Connector::Offloading, ..SimConfig::default() };
-        Self::within(config, Duration::from_millis(200), true).await
+        let control = Duration::from_millis(200);
+        Self::within(config, Options { control, ..Options::default() }).await
     }
 
     /// As [`start`](Self::start), with named event sockets, none of which replays.
     pub(crate) async fn without_replay() -> Self {
         let config = SimConfig { connector: Connector::Offloading, ..SimConfig::default() };
-        Self::within(config, Timeouts::default().control, false).await
+        Self::within(config, Options { replays: false, ..Options::default() }).await
+    }
+
+    /// As [`start`](Self::start), with leave to have the engine load its weights.
+    pub(crate) async fn reloading() -> Self {
+        let config = SimConfig { connector: Connector::Offloading, ..SimConfig::default() };
+        Self::within(config, Options { reloads: true, ..Options::default() }).await
     }
 
     pub(crate) async fn with(config: SimConfig) -> Self {
-        Self::within(config, Timeouts::default().control, true).await
+        Self::within(config, Options::default()).await
     }
 
-    async fn within(config: SimConfig, control: Duration, replays: bool) -> Self {
+    async fn within(config: SimConfig, options: Options) -> Self {
+        let Options { control, replays, reloads } = options;
         let sim = Sim::start(config, Binds::default()).await.unwrap();
         let timeouts = Timeouts { control, ..Timeouts::default() };
         let endpoints = Endpoints::new(&sim.base_url()).unwrap();
+        let endpoints = if reloads { endpoints.allowing_reload_weights() } else { endpoints };
         let engine = Engine::new(Client::new(None, timeouts).unwrap(), endpoints);
         let worker = Worker { id: "w".into(), engine: engine.clone(), door: Door::new() };
         let fleet = Fleet::new([worker]);

@@ -12,11 +12,16 @@ fn cpu(verdict: &Verdict) -> Option<Disposition> {
 
 #[test]
 fn case_1_a_level_2_sleeper_serves_only_after_its_weights_were_loaded() {
-    for bad in [Answer::AwaitsWeights, Answer::Failed, Answer::Timeout] {
-        let mut worker = Worker::serving(READY);
+    let reset = "/reset_prefix_cache?reset_external=true";
+    let staged = ["/wake_up?tags=weights", "reload", "/wake_up?tags=kv_cache", reset];
+    let at_once = ["/wake_up", "reload", reset];
+    let old = Capabilities { staged_wake: false, ..READY };
+    let bad = [Answer::AwaitsWeights, Answer::Failed, Answer::Timeout];
+    for (bad, caps) in bad.into_iter().flat_map(|bad| [(bad, READY), (bad, old)]) {
+        let mut worker = Worker::serving(caps);
         let slept = worker.take(sleep(Level::Two, false), Answer::Ok, SLEEPS_2);
         assert!(!slept.next.weights_proven);
-        let recipe = ["/wake_up", "reload", "/reset_prefix_cache?reset_external=true"];
+        let recipe = if caps.staged_wake { &staged[..] } else { &at_once };
         assert_eq!(worker.calls(WAKE), recipe);
         assert!(!worker.take(WAKE, bad, AWAKE).serving(), "{bad:?}");
         // Whatever the engine shows from now on, it has no weights.
@@ -26,11 +31,82 @@ fn case_1_a_level_2_sleeper_serves_only_after_its_weights_were_loaded() {
         // The owner loads them; the wake then goes on without a second reload.
         let loaded = worker.take(Move::Weights, Answer::Unrecorded, AWAKE);
         assert!(loaded.next.weights_proven && !loaded.serving());
-        assert_eq!(worker.calls(WAKE), ["/wake_up", "/reset_prefix_cache?reset_external=true"]);
+        assert_eq!(worker.calls(WAKE), ["/wake_up", reset]);
         let woken = worker.take(WAKE, Answer::Success(true), AWAKE);
         assert!(woken.serving());
         assert_eq!((woken.kv.gpu, cpu(&woken)), (Forgotten, Some(Forgotten)));
     }
+}
+
+#[test]
+fn a_wake_waits_for_its_weights_with_the_kv_memory_still_asleep() {
+    let wake = |weights| Move::Wake { tags: Parts::NONE, weights };
+    let reset = "/reset_prefix_cache?reset_external=true";
+    for level in [Level::One, Level::Two] {
+        let mut worker = Worker::serving(READY);
+        let seen = if level == Level::One { SLEEPS_1 } else { SLEEPS_2 };
+        worker.take(sleep(level, false), Answer::Ok, seen);
+        let waits = worker.take(wake(Weights::Changed), Answer::AwaitsWeights, seen);
+        assert_eq!((waits.phase(), waits.reason), (Phase::Waking, Reason::WeightsNotProven));
+        assert_eq!(waits.next.awake, Parts::of(Part::Weights));
+        assert!(!worker.now.has_drifted(Seen::Sleeping(Some(level))), "one row, not one a look");
+        // Once fak may load them, what is left of the order follows.
+        let rest = ["reload", "/wake_up?tags=kv_cache", reset];
+        assert_eq!(worker.calls(wake(Weights::Changed)), rest);
+        // Or their owner has: the KV of the old ones goes all the same.
+        assert_eq!(worker.calls(wake(Weights::Loaded)), ["/wake_up?tags=kv_cache", reset]);
+        let busy = Worker { caps: READY, now: worker.now }.take(
+            wake(Weights::Loaded),
+            Answer::Success(false),
+            AWAKE,
+        );
+        assert_eq!((busy.phase(), busy.reason), (Phase::Waking, Reason::Declined));
+        let woken = worker.take(wake(Weights::Loaded), Answer::Success(true), AWAKE);
+        assert!(woken.serving() && woken.next.weights_proven);
+        assert_eq!((woken.kv.gpu, cpu(&woken)), (Forgotten, Some(Forgotten)));
+        assert!(!woken.next.stale.has(Tier::Cpu));
+    }
+}
+
+#[test]
+fn a_wake_on_other_weights_whose_reset_is_not_proven_serves_nobody_whatever_is_seen_later() {
+    let loaded = Move::Wake { tags: Parts::NONE, weights: Weights::Loaded };
+    for answer in [Answer::Success(false), Answer::Failed, Answer::Timeout, Answer::Cut] {
+        let mut worker = Worker::serving(READY);
+        worker.take(sleep(Level::One, false), Answer::Ok, SLEEPS_1);
+        assert!(!worker.take(loaded, answer, AWAKE).serving(), "{answer:?}");
+        if worker.now.has_drifted(Seen::Serving) {
+            let drift = worker.take(Move::Drift, Answer::Unrecorded, AWAKE);
+            assert_eq!((drift.phase(), drift.reason), (Phase::Waking, Reason::WeightsNotProven));
+        }
+        assert!(!worker.now.has_drifted(Seen::Serving), "{answer:?}: one row, not one a look");
+        for weights in [Weights::Loaded, Weights::Same] {
+            let again = Worker { caps: READY, now: worker.now };
+            let wake = Move::Wake { tags: Parts::NONE, weights };
+            assert!(again.calls(wake).contains(&"/reset_prefix_cache?reset_external=true".into()));
+        }
+        assert!(worker.take(loaded, Answer::Success(true), AWAKE).serving());
+    }
+}
+
+#[test]
+fn weights_that_their_owner_loaded_are_believed_only_where_memory_was_awake_to_take_them() {
+    let loaded = Move::Wake { tags: Parts::NONE, weights: Weights::Loaded };
+    let mut worker = Worker::serving(READY);
+    worker.take(sleep(Level::Two, false), Answer::Ok, SLEEPS_2);
+    assert_eq!(worker.refusal(loaded), Some(Refusal::WeightsAsleep));
+    let part = Move::Wake { tags: Parts::of(Part::Weights), weights: Weights::Unproven };
+    worker.take(part, Answer::Ok, SLEEPS_2);
+    assert_eq!(worker.refusal(loaded), None);
+    // A sleep of level 1 keeps them, so that its owner may have changed them before.
+    let mut worker = Worker::serving(READY);
+    worker.take(sleep(Level::One, false), Answer::Ok, SLEEPS_1);
+    assert_eq!(
+        worker.calls(loaded),
+        ["/wake_up", "/reset_prefix_cache?reset_external=true"],
+        "nothing to load"
+    );
+    assert!(worker.take(loaded, Answer::Success(true), AWAKE).serving());
 }
 
 #[test]
@@ -91,6 +167,7 @@ fn case_6_a_partly_woken_engine_is_waking() {
     assert_eq!(worker.refusal(part(Part::Weights)), Some(Refusal::AlreadyAwake));
     let both = Move::Wake { tags: Parts::MEMORY, weights: Weights::Unproven };
     assert_eq!(worker.calls(both), ["/wake_up?tags=kv_cache"], "an awake tag voids the call");
+    assert_eq!(worker.calls(WAKE), ["/wake_up?tags=kv_cache"], "what is awake is not taken twice");
     let kv = worker.take(part(Part::KvCache), Answer::Ok, AWAKE);
     assert_eq!((kv.phase(), kv.serving()), (Phase::Serving, true));
 

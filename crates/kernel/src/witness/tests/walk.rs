@@ -48,6 +48,8 @@ struct Engine {
     parked: Option<u32>,
     /// The newest weights that exist.
     newest: u32,
+    /// Their owner loaded them into a sleeper, and has not told yet.
+    untold: bool,
 }
 
 impl Engine {
@@ -62,6 +64,7 @@ impl Engine {
             weights: Some(1),
             parked: None,
             newest: 1,
+            untold: false,
         }
     }
 
@@ -104,6 +107,7 @@ impl Engine {
                 self.clear(!spare_connector);
             }
             Call::WakeUp { tags } => self.wake(tags),
+            Call::Reload if !self.awake.covers(Parts::of(Part::Weights)) => return Answer::Failed,
             Call::Reload => self.weights = Some(self.newest),
             Call::ResetPrefixCache { external, .. } => {
                 self.clear(external);
@@ -114,6 +118,10 @@ impl Engine {
     }
 
     fn wake(&mut self, tags: Parts) {
+        // A tag that is not asleep voids the call.
+        if self.asleep.is_some() && tags.iter().any(|tag| self.awake.covers(Parts::of(tag))) {
+            return;
+        }
         let tags = if tags.is_empty() { Parts::ALL } else { tags };
         if tags.covers(Parts::of(Part::Weights)) && self.weights.is_none() {
             self.weights = self.parked;
@@ -130,7 +138,8 @@ impl Engine {
         if self.connector.in_process {
             cpu.clear();
         }
-        *self = Self { cpu, newest, weights: Some(newest), ..Self::new(self.connector) };
+        let untold = self.untold;
+        *self = Self { cpu, newest, untold, weights: Some(newest), ..Self::new(self.connector) };
     }
 }
 
@@ -142,6 +151,7 @@ struct Met {
     warm_after_sleep: u32,
     held_back: u32,
     stale: u32,
+    pushed: u32,
 }
 
 struct Walk {
@@ -149,6 +159,8 @@ struct Walk {
     engine: Engine,
     worker: Worker,
     warm: TierSet,
+    /// What the last verdict stood on.
+    evidence: Evidence,
     slept: bool,
     paused: bool,
     trace: Vec<String>,
@@ -170,13 +182,14 @@ impl Walk {
             ..READY
         };
         let (engine, worker) = (Engine::new(connector), Worker::serving(caps));
-        let (warm, trace) = (TierSet::NONE, Vec::new());
-        Self { random, engine, worker, warm, slept: false, paused: false, trace }
+        let (warm, evidence, trace) = (TierSet::NONE, Evidence::None, Vec::new());
+        Self { random, engine, worker, warm, evidence, slept: false, paused: false, trace }
     }
 
     fn judged(&mut self, mv: Move, answer: Answer, observed: Observed) {
         let verdict = self.worker.see(mv, answer, observed);
         self.warm = self.warm.without(verdict.demoted);
+        self.evidence = verdict.evidence;
         self.trace.push(format!("{mv:?} {answer:?} {observed:?} -> {verdict:?}"));
     }
 
@@ -191,13 +204,17 @@ impl Walk {
                 let mv = self.any_move();
                 self.act(mv);
             }
-            9 if self.random.one_in(2) => self.others_act(),
+            9 if self.random.one_in(2) && !self.engine.untold => self.others_act(),
             10 if self.random.one_in(4) => self.train(),
+            10 if self.random.one_in(2) => self.push(met),
             _ => {
                 if self.random.one_in(3) {
                     self.engine.restart();
                     let observed = Observed::State(self.engine.state());
                     self.judged(Move::Restart, Answer::Unrecorded, observed);
+                    if core::mem::take(&mut self.engine.untold) {
+                        self.judged(Move::Weights, Answer::Unrecorded, observed);
+                    }
                 }
             }
         }
@@ -256,6 +273,7 @@ impl Walk {
             Weights::Unproven,
             Weights::Changed,
         ]);
+        let weights = if self.engine.untold { Weights::Loaded } else { weights };
         let wake = Move::Wake { tags, weights };
         match self.worker.now.phase {
             Phase::Sleeping | Phase::Waking | Phase::Error if !self.random.one_in(4) => wake,
@@ -290,10 +308,12 @@ impl Walk {
                 break;
             }
         }
+        let tells = matches!(mv, Move::Wake { weights: Weights::Loaded, .. });
         self.slept |= matches!(mv, Move::Sleep { .. });
         self.paused |= matches!(mv, Move::Pause { .. });
         let observed = self.look();
         self.judged(mv, answer, observed);
+        self.engine.untold &= !tells || self.evidence == Evidence::NotSent;
     }
 
     fn call(&mut self, call: Call) -> Answer {
@@ -356,6 +376,18 @@ impl Walk {
             self.judged(Move::Weights, Answer::Unrecorded, observed);
         }
     }
+
+    /// The trainer brings other weights to a sleeper whose memory for them is awake, and tells with
+    /// the wake.
+    fn push(&mut self, met: &mut Met) {
+        let takes = Parts::of(Part::Weights);
+        let Standing { phase, awake, .. } = self.worker.now;
+        if phase == Phase::Waking && awake == takes && self.engine.awake == takes {
+            self.engine.newest += 1;
+            (self.engine.weights, self.engine.untold) = (Some(self.engine.newest), true);
+            met.pushed += 1;
+        }
+    }
 }
 
 #[test]
@@ -380,6 +412,7 @@ fn no_walk_serves_or_claims_what_is_not_there() {
         ("warm after a sleep", met.warm_after_sleep),
         ("held back", met.held_back),
         ("stale", met.stale),
+        ("pushed", met.pushed),
     ] {
         assert!(count > 100, "{what}: {met:?}");
     }
