@@ -72,6 +72,21 @@ pub(super) async fn serve(args: ServeArgs) -> Result<Exit, Error> {
     Ok(Exit::Done)
 }
 
+/// The ledger. What goes wrong is told with the file's name; a server's URL may hold a password.
+async fn open_store(settings: &Serve) -> Result<Store, Error> {
+    let shown = if settings.db.starts_with("sqlite:") { &settings.db } else { "the server" };
+    let failed = |error: anyhow::Error| Error::failed(error.context(format!("--db: {shown}")));
+    if let Some(folder) = &settings.state_folder {
+        // The ledger names sessions and tenants' workers: it is its user's own.
+        let mut private = std::fs::DirBuilder::new();
+        private.recursive(true);
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut private, 0o700);
+        private.create(folder).map_err(|error| failed(error.into()))?;
+    }
+    Store::open(&settings.db).await.map_err(|error| failed(error.into()))
+}
+
 /// Everything that runs, wired.
 struct App {
     gateway: Gateway,
@@ -84,7 +99,7 @@ struct App {
 
 impl App {
     async fn build(settings: &Serve, fleet: Fleet) -> Result<Self, Error> {
-        let store = Store::open(&settings.db).await.map_err(Error::failed)?;
+        let store = open_store(settings).await?;
         let registry = Registry::new();
         let seed = RandomState::new().build_hasher().finish();
         let index = Arc::new(Index::new(seed, Limits::default()));

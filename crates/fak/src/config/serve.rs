@@ -180,6 +180,9 @@ pub struct Serve {
     pub workers: Vec<WorkerSpec>,
     /// The database's URL.
     pub db: String,
+    /// The folder of a database that nobody named: made where it is missing. One that was named
+    /// has to be there, since a mistyped path would begin an empty ledger without a word.
+    pub state_folder: Option<PathBuf>,
     /// What an admin has to show; `None` only on loopback.
     pub admin_key: Option<Secret>,
     /// The workers' API key.
@@ -237,10 +240,12 @@ impl Raw {
         let hold_max = number("hold_max", self.hold_max, 1_000, 0..=100_000)?;
         let body = number("body_bytes_max", self.body_bytes_max, 32 << 20, 1_024..=1 << 30)?;
         let patience = self.progress_patience_ms;
+        let (db, state_folder) = self.db(lookup)?;
         Ok(Serve {
             listen,
             workers,
-            db: self.db(lookup)?,
+            db,
+            state_folder,
             admin_key,
             engine_key: secret(lookup, names::API_KEY)?,
             probe_every: ms("probe_every_ms", self.probe_every_ms, 1_000, 50..=60_000)?,
@@ -267,11 +272,12 @@ impl Raw {
         written.parse().map_err(bad)
     }
 
-    fn db(&self, lookup: Lookup<'_>) -> Result<String, Error> {
+    /// The database, and its folder where that is fak's own to make.
+    fn db(&self, lookup: Lookup<'_>) -> Result<(String, Option<PathBuf>), Error> {
         match &self.db {
-            Some(db) => Ok(db.clone()),
+            Some(db) => Ok((db.clone(), None)),
             None => match text(lookup, names::DB, "sqlite:PATH or postgres://…")? {
-                Some(db) => Ok(db),
+                Some(db) => Ok((db, None)),
                 None => default_db(lookup),
             },
         }
@@ -335,12 +341,12 @@ fn from_environment(lookup: Lookup<'_>) -> Result<Option<WorkerSpec>, Error> {
     Ok(Some(WorkerSpec { id, endpoints, kv: kv.events, replay: kv.replay }))
 }
 
-/// A file of the user's state, made by whoever opens it.
-fn default_db(lookup: Lookup<'_>) -> Result<String, Error> {
+/// A file of the user's state, in a folder of fak's own.
+fn default_db(lookup: Lookup<'_>) -> Result<(String, Option<PathBuf>), Error> {
     let state = lookup("XDG_STATE_HOME").filter(|v| !v.is_empty()).map(PathBuf::from);
     let home = lookup("HOME").map(|home| PathBuf::from(home).join(".local/state"));
-    match state.or(home) {
-        Some(folder) => Ok(format!("sqlite:{}", folder.join("fak/fak.db").display())),
+    match state.or(home).map(|state| state.join("fak")) {
+        Some(folder) => Ok((format!("sqlite:{}", folder.join("fak.db").display()), Some(folder))),
         None => Err(super::Error::Missing { name: names::DB, right: "sqlite:PATH" }.into()),
     }
 }
@@ -385,6 +391,9 @@ mod tests {
         let serve = resolve(ONE, &[]).expect("it is enough");
         assert!(serve.listen.ip().is_loopback());
         assert_eq!(serve.db, "sqlite:/home/op/.local/state/fak/fak.db");
+        assert_eq!(serve.state_folder, Some("/home/op/.local/state/fak".into()));
+        let named = resolve(&format!("db = \"sqlite:x.db\"\n{ONE}"), &[]).expect("it is enough");
+        assert_eq!(named.state_folder, None);
         assert_eq!(serve.workers[0].id, "a");
         assert_eq!(serve.probe_every, Duration::from_secs(1));
         assert!(!serve.allow_reload_weights);

@@ -13,5 +13,6 @@ mod peer;
 mod phases;
 mod process;
 mod restart;
+mod start;
 mod stop;
 mod streams;

@@ -32,6 +32,8 @@ pub(crate) struct Setup {
     folder: PathBuf,
     settings: BTreeMap<String, u64>,
     workers: Vec<(String, String)>,
+    /// Whether the ledger's place is left to fak, in a home of the test's own.
+    has_home_only: bool,
 }
 
 impl Setup {
@@ -40,7 +42,8 @@ impl Setup {
         let process = std::process::id().to_string();
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(process).join(name);
         std::fs::create_dir_all(&folder).unwrap();
-        let setup = Self { folder, settings: BTreeMap::new(), workers: Vec::new() };
+        let (settings, workers) = (BTreeMap::new(), Vec::new());
+        let setup = Self { folder, settings, workers, has_home_only: false };
         setup.set("probe_every_ms", 50)
     }
 
@@ -61,8 +64,19 @@ impl Setup {
             .fold(self, |setup, (number, sim)| setup.worker(&format!("w{number}"), &sim.base_url()))
     }
 
+    /// Names no ledger: fak makes one in an empty home.
+    pub(crate) fn home_only(mut self) -> Self {
+        self.has_home_only = true;
+        self
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     pub(crate) fn db(&self) -> String {
-        format!("sqlite:{}", self.folder.join("fak.db").display())
+        let file = if self.has_home_only { ".local/state/fak/fak.db" } else { "fak.db" };
+        format!("sqlite:{}", self.folder.join(file).display())
     }
 
     /// Starts it, and waits until it listens.
@@ -71,7 +85,12 @@ impl Setup {
         let settings = self.settings.iter().map(|(key, value)| format!("{key} = {value}\n"));
         std::fs::write(&file, settings.collect::<String>()).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_fak"));
-        command.env_clear().env("FAK_LOG", "info").env("FAK_DB", self.db());
+        command.env_clear().env("FAK_LOG", "info");
+        if self.has_home_only {
+            command.env("HOME", &self.folder);
+        } else {
+            command.env("FAK_DB", self.db());
+        }
         command.arg("serve").arg("--config").arg(file).args(["--listen", "127.0.0.1:0"]);
         for (id, url) in &self.workers {
             command.arg("--worker").arg(format!("{id}={url}"));

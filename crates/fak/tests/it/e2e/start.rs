@@ -1,0 +1,32 @@
+//! A first start, on a machine that has never seen fak.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+
+use super::process::{Setup, until};
+use fak_sim::{Binds, Sim, SimConfig};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_default_ledger_is_made_with_its_folder_for_its_user_alone() {
+    let sim = Sim::start(SimConfig::default(), Binds::default()).await.unwrap();
+    let setup = Setup::new("the_default_ledger").home_only().sims([&sim]);
+    let fak = setup.start().await;
+    until("a first row", async || (!setup.rows().await.is_empty()).then_some(())).await;
+    let folder = setup.folder().join(".local/state/fak");
+    let mode = std::fs::metadata(&folder).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700, "{}", folder.display());
+    drop(fak);
+}
+
+#[test]
+fn a_named_ledger_is_not_made_where_its_folder_is_missing_and_the_path_is_told() {
+    let setup = Setup::new("a_named_ledger");
+    let db = format!("sqlite:{}/no/fak.db", setup.folder().display());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fak"));
+    command.env_clear().args(["serve", "--sim", "1", "--listen", "127.0.0.1:0", "--db", &db]);
+    let ended = command.output().unwrap();
+    let told = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{told}");
+    assert!(told.contains(&db), "{told}");
+    assert!(!setup.folder().join("no").exists());
+}
