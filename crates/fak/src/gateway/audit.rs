@@ -150,8 +150,7 @@ impl Audits {
             Some(CachedTokens::Known(cached)) if is_single => cached,
             _ => return self.metrics.audited(Verdict::Unaudited),
         };
-        self.metrics.claimed_tokens.inc_by(u64::from(claimed));
-        self.metrics.cached_tokens.inc_by(cached);
+        self.metrics.claimed(&claim.tokens, cached);
         if let Some(turn) = turn {
             turn.record(u64::from(claimed), cached);
         }

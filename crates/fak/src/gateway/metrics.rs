@@ -5,7 +5,9 @@
 
 use std::time::Duration;
 
+use fak_kernel::Tier;
 use fak_kernel::route::Reason;
+use fak_kernel::vocab::PerTier;
 use prometheus::core::Collector;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts};
 
@@ -113,9 +115,10 @@ pub(super) struct Metrics {
     /// Salts written into requests.
     pub(super) salted: IntCounter,
     /// Tokens claimed by audited requests.
-    pub(super) claimed_tokens: IntCounter,
+    claimed_tokens: IntCounter,
+    claimed_by_tier: Vec<IntCounter>,
     /// Tokens that engines took from caches for audited requests.
-    pub(super) cached_tokens: IntCounter,
+    cached_tokens: IntCounter,
     overhead: Histogram,
 }
 
@@ -140,6 +143,11 @@ impl Metrics {
             families.by("fak_requests_matching_total", "Prompts by their tokens.", "outcome")?;
         let claims =
             families.by("fak_claims_total", "Claims as the engine found them.", "outcome")?;
+        let by_tier = families.by(
+            "fak_claimed_tier_tokens_total",
+            "Claimed by audited requests, by tier: to be held against the engines' own split.",
+            "tier",
+        )?;
         let of = |family: &IntCounterVec, word: &str| family.with_label_values(&[word]);
         Ok(Self {
             requests: routes.map(of_route).collect(),
@@ -165,6 +173,7 @@ impl Metrics {
             salted: families.counter("fak_requests_salted_total", "Given a salt of fak's.")?,
             claimed_tokens: families
                 .counter("fak_claimed_tokens_total", "Claimed by audited requests.")?,
+            claimed_by_tier: Tier::ALL.iter().map(|tier| of(&by_tier, tier.as_str())).collect(),
             cached_tokens: families
                 .counter("fak_cached_tokens_total", "Found in caches by audited requests.")?,
             overhead: families.histogram(
@@ -191,6 +200,15 @@ impl Metrics {
     /// A prompt was matched, or not.
     pub(super) fn matched(&self, matching: Matching) {
         self.matching[matching as usize].inc();
+    }
+
+    /// A claim is held against what the engine reports.
+    pub(super) fn claimed(&self, tokens: &PerTier<u32>, cached: u64) {
+        for (tier, counter) in Tier::ALL.iter().zip(&self.claimed_by_tier) {
+            counter.inc_by(u64::from(tokens.get(*tier)));
+            self.claimed_tokens.inc_by(u64::from(tokens.get(*tier)));
+        }
+        self.cached_tokens.inc_by(cached);
     }
 
     /// A claim was audited.

@@ -42,6 +42,10 @@ const LOADED: Family =
     Family("fak_serving_offload_load_bytes_total", "Bytes loaded from the offload tier.");
 const STORED: Family =
     Family("fak_serving_offload_store_bytes_total", "Bytes stored to the offload tier.");
+const CACHED: Family = Family(
+    "fak_serving_cached_tokens_total",
+    "Prompt tokens taken from a cache, by the source that the engine names (vLLM 0.32.0 and later).",
+);
 const SUCCESS: Family =
     Family("fak_serving_request_success_total", "Finished requests, by how they finished.");
 
@@ -86,6 +90,10 @@ pub(super) fn add(families: &mut Families, worker: &str, signals: &Signals) {
         if let Some(value) = value {
             families.counter(family, &labels, value);
         }
+    }
+    for (source, value) in &signals.cached_by_source {
+        let labels = [labels[0], labels[1], ("source", source.as_str())];
+        families.counter(&CACHED, &labels, *value);
     }
     for (reason, value) in &signals.request_success {
         let labels = [labels[0], labels[1], ("reason", reason.as_str())];

@@ -57,6 +57,8 @@ async fn the_engines_signals_have_one_name_and_absent_ones_have_none() {
     let buckets = series(&text, "fak_serving_ttft_seconds_bucket");
     assert!(buckets.iter().any(|line| line.contains("le=\"+Inf\"")), "{buckets:?}");
     assert_eq!(series(&text, "fak_serving_ttft_seconds_count").len(), 1);
+    let cached = series(&text, "fak_serving_cached_tokens_total");
+    assert!(cached.iter().any(|line| line.contains("source=\"host\"")), "{cached:?}");
     let parsed = fak_wire::metrics::parse(text.as_bytes(), &fak_wire::metrics::Limits::default());
     assert_eq!(parsed.expect("small").malformed_lines, 0);
 

@@ -43,7 +43,10 @@ async fn a_claim_is_held_against_what_the_engine_reports() {
         audited(&rig, outcome, 1).await;
         let told = cached.map_or(0, |cached| cached);
         assert_eq!(rig.count("fak_cached_tokens_total"), told);
-        assert_eq!(rig.count("fak_claimed_tokens_total"), if cached.is_some() { 96 } else { 0 });
+        let claimed = if cached.is_some() { 96 } else { 0 };
+        assert_eq!(rig.count("fak_claimed_tokens_total"), claimed);
+        assert_eq!(rig.count("fak_claimed_tier_tokens_total{tier=\"gpu\"}"), claimed);
+        assert_eq!(rig.count("fak_claimed_tier_tokens_total{tier=\"cpu\"}"), 0);
         let contradictions = rig.contradictions.lock().unwrap();
         assert_eq!(contradictions.len(), usize::from(outcome == "over"));
         if let Some(contradiction) = contradictions.first() {
