@@ -44,7 +44,7 @@ const STORED: Family =
     Family("fak_serving_offload_store_bytes_total", "Bytes stored to the offload tier.");
 const CACHED: Family = Family(
     "fak_serving_cached_tokens_total",
-    "Prompt tokens taken from a cache, by the source that the engine names (vLLM 0.32.0 and later).",
+    "Prompt tokens taken from a cache, by the source that vLLM names (since 0.32.0).",
 );
 const SUCCESS: Family =
     Family("fak_serving_request_success_total", "Finished requests, by how they finished.");
