@@ -158,6 +158,8 @@ File (--config), with the defaults:
   body_bytes_max = 33554432
   drain_ms = 30000              # for streams, after SIGTERM
   allow_reload_weights = false  # a wake on other weights has the engine load its checkpoint
+  [weights]
+  salt = \"off\"                # version: every cache_salt carries the weight version
   [[worker]]
   id = \"vllm-0\"
   url = \"http://gpu-0:8000/v1\"

@@ -19,6 +19,7 @@ mod predicted;
 mod prompt;
 mod reading;
 mod relay;
+mod salts;
 mod serve;
 mod ticket;
 mod weights;
@@ -40,6 +41,7 @@ pub use body::Body;
 pub use error::{Problem, Side};
 pub use keys::Key;
 pub use relay::Cutoff;
+pub use salts::WeightsSalt;
 pub use serve::{ServeConfig, listen, serve};
 
 use crate::engine::{Data, Stamp};
@@ -61,6 +63,8 @@ pub struct Config {
     pub keys: Vec<Key>,
     /// Writes salts and priorities.
     pub stamp: Stamp,
+    /// When salts carry weights.
+    pub weights_salt: WeightsSalt,
     /// Models that exist though no worker has told of them yet.
     pub models: Vec<String>,
     /// Bytes of a request's body.
@@ -103,6 +107,7 @@ impl Default for Config {
         Self {
             keys: Vec::new(),
             stamp: Stamp::new(None, crate::engine::Isolation::Off, false),
+            weights_salt: WeightsSalt::Off,
             models: Vec::new(),
             body_bytes_max: 32 << 20,
             bodies_bytes_max: 1 << 30,

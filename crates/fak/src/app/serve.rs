@@ -28,7 +28,7 @@ use crate::events::discover;
 use crate::events::recorder::Recorder;
 use crate::events::stream::Sink;
 use crate::fleet::{Door, Fleet, Worker};
-use crate::gateway::{self, Gateway, Hold, ServeConfig};
+use crate::gateway::{self, Gateway, Hold, ServeConfig, WeightsSalt};
 use crate::lifecycle::{self, Lifecycle};
 use crate::runtime::{OnExit, TaskGroup};
 use crate::sessions::{self, Sessions};
@@ -274,5 +274,8 @@ fn gateway_config(settings: &Serve) -> gateway::Config {
         ..defaults.hold
     };
     let body_bytes_max = settings.body_bytes_max;
-    gateway::Config { body_bytes_max, watch_every: settings.first_byte, hold, ..defaults }
+    let weights_salt =
+        if settings.salts_carry_version { WeightsSalt::Version } else { WeightsSalt::Off };
+    let watch_every = settings.first_byte;
+    gateway::Config { body_bytes_max, watch_every, hold, weights_salt, ..defaults }
 }

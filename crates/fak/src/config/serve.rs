@@ -125,6 +125,14 @@ impl std::str::FromStr for RawWorker {
     }
 }
 
+/// What the file says of weights.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawWeights {
+    /// `off` or `version`: whether every request's salt carries the weight version.
+    pub salt: Option<String>,
+}
+
 /// The file, and what the flags put on top of it.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
@@ -156,6 +164,8 @@ pub struct Raw {
     /// Whether a wake on other weights has the engine load them from its checkpoint, by
     /// `/collective_rpc` with the method `reload_weights`.
     pub allow_reload_weights: bool,
+    /// What concerns weights.
+    pub weights: RawWeights,
 }
 
 /// One worker, checked.
@@ -207,6 +217,9 @@ pub struct Serve {
     pub drain: Duration,
     /// Whether a wake on other weights has the engine load them.
     pub allow_reload_weights: bool,
+    /// Whether every request's salt carries the weight version, and not only that of a worker that
+    /// may hold KV of other weights.
+    pub salts_carry_version: bool,
 }
 
 impl Raw {
@@ -258,6 +271,7 @@ impl Raw {
             body_bytes_max: usize::try_from(body).unwrap_or(usize::MAX),
             drain: ms("drain_ms", self.drain_ms, 30_000, 0..=3_600_000)?,
             allow_reload_weights: self.allow_reload_weights,
+            salts_carry_version: self.weights.carries_version()?,
         })
     }
 
@@ -303,6 +317,19 @@ impl Raw {
             }
         }
         Ok(workers)
+    }
+}
+
+impl RawWeights {
+    fn carries_version(&self) -> Result<bool, Error> {
+        match self.salt.as_deref() {
+            None | Some("off") => Ok(false),
+            Some("version") => Ok(true),
+            Some(other) => {
+                let (field, value) = ("weights.salt", other.to_owned());
+                Err(Error::Value { field, value, right: "off or version" })
+            }
+        }
     }
 }
 
@@ -397,6 +424,9 @@ mod tests {
         assert_eq!(serve.workers[0].id, "a");
         assert_eq!(serve.probe_every, Duration::from_secs(1));
         assert!(!serve.allow_reload_weights);
+        assert!(!serve.salts_carry_version);
+        let salted = format!("{ONE}[weights]\nsalt = \"version\"\n");
+        assert!(resolve(&salted, &[]).expect("it is enough").salts_carry_version);
     }
 
     #[test]
@@ -419,6 +449,7 @@ mod tests {
             ("[[worker]]\nid=\"a\"\nurl=\"http://h\"\nport=3", "port"),
             ("lsten = \"x\"", "lsten"),
             ("allow_reload_weights = 1\n[[worker]]\nid=\"a\"\nurl=\"http://h\"", "bool"),
+            ("[weights]\nsalt = \"v\"\n[[worker]]\nid=\"a\"\nurl=\"http://h\"", "weights.salt"),
         ] {
             let error = resolve(file, &[]).expect_err(file);
             assert!(error.contains(told), "{file}: {error}");

@@ -21,6 +21,8 @@ const PUBLIC_KEY: &str = "fak cache salt, public key";
 const DOMAIN: &str = "fak/cache-salt/1";
 /// And that of two salts in one.
 const SESSION_DOMAIN: &str = "fak/session-salt/1";
+/// And that of weights and a salt in one.
+const WEIGHTS_DOMAIN: &str = "fak/weights-salt/1";
 
 /// Whose turn it is. None of the parts is a credential.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -77,6 +79,22 @@ impl Stamp {
     #[must_use]
     pub fn session_salt(&self, request: &str, session: &str) -> String {
         self.digest(&[SESSION_DOMAIN, request, session])
+    }
+
+    /// The salt of a request on a worker with these weights, whatever salt the request has: 64
+    /// hexadecimal digits. `epoch`: what tells these weights from others of the same version.
+    #[must_use]
+    pub fn weights_salt(
+        &self,
+        version: Option<&str>,
+        epoch: Option<u64>,
+        salt: Option<&str>,
+    ) -> String {
+        // None is not the empty text: a mark stands before each that is there.
+        let marked = |text: Option<&str>| text.map_or_else(String::new, |text| format!("={text}"));
+        let epoch = epoch.map(|epoch| epoch.to_string());
+        let parts = [marked(version), marked(epoch.as_deref()), marked(salt)];
+        self.digest(&[WEIGHTS_DOMAIN, &parts[0], &parts[1], &parts[2]])
     }
 
     fn digest(&self, parts: &[&str]) -> String {
@@ -161,6 +179,23 @@ mod tests {
         assert_eq!(distinct.len(), 4);
         let is_plain = |salt: &String| salt.bytes().all(|byte| byte.is_ascii_hexdigit());
         assert!(salts.iter().all(|salt| salt.len() == 64 && is_plain(salt)));
+    }
+
+    #[test]
+    fn weights_and_salts_of_all_kinds_give_salts_of_their_own() {
+        let stamp = stamp(Isolation::Off, false);
+        let (versions, epochs) = ([None, Some(""), Some("v1"), Some("=v1")], [None, Some(1)]);
+        let mut distinct = std::collections::HashSet::new();
+        for version in versions {
+            for epoch in epochs {
+                for salt in [None, Some(""), Some("v1"), Some("1")] {
+                    let written = stamp.weights_salt(version, epoch, salt);
+                    assert_eq!(written, stamp.weights_salt(version, epoch, salt));
+                    assert!(distinct.insert(written), "{version:?} {epoch:?} {salt:?}");
+                }
+            }
+        }
+        assert_eq!(distinct.len(), 32);
     }
 
     #[test]

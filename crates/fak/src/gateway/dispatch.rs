@@ -23,11 +23,12 @@ use super::metrics::Matching;
 use super::predicted::Chunks;
 use super::reading::{Opening, Reading};
 use super::relay::{Bounds, Reader, Relay};
+use super::salts::keeps_apart;
 use super::ticket::{Aboard, Ticket};
 use super::weights::Dispatched;
 use super::{Shared, Unanswered, headers, models};
 use crate::engine::{Data, Outgoing, Streaming};
-use crate::fleet::{Inside, Snapshot, View};
+use crate::fleet::{Inside, Snapshot, State, View};
 use crate::sessions::Turn;
 
 /// How often those who wait for a worker look, besides being woken: a door opens without a word.
@@ -36,12 +37,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// A request that is ready to be sent.
 pub(super) struct Job {
     pub(super) route: Data,
-    /// What is sent, and by which headers.
+    /// What is sent where its salt stays as it is, and by which headers.
     pub(super) body: Bytes,
     pub(super) headers: HeaderMap,
     pub(super) model: Option<String>,
-    /// The body's fields, where the route is one that fak reads.
-    pub(super) request: Option<Request>,
+    /// The body's fields, where a salt can be written into it.
+    pub(super) fields: Option<Request>,
+    /// The route is one whose answers fak reads.
+    pub(super) is_read: bool,
+    /// The salt of its tenant, its session and itself.
     pub(super) salt: Option<Arc<str>>,
     pub(super) is_stream: bool,
     /// fak asked for usage, the client did not.
@@ -56,14 +60,37 @@ pub(super) struct Job {
     pub(super) _whole: Whole,
 }
 
+impl Job {
+    /// The body's fields, where the route is one whose answers fak reads.
+    fn request(&self) -> Option<&Request> {
+        self.fields.as_ref().filter(|_| self.is_read)
+    }
+}
+
 /// A worker that was entered.
 struct Seat {
     number: usize,
     view: View,
     inside: Inside,
-    claim: Claim,
-    prompt: Option<CachePrompt>,
+    offer: Offer,
     chunks: Chunks,
+}
+
+/// What one worker has for a request.
+struct Offer {
+    /// With which the request is sent there.
+    salt: Option<Arc<str>>,
+    /// The prompt with that salt, where it can be matched.
+    prompt: Option<CachePrompt>,
+    claim: Claim,
+}
+
+/// What came of choosing.
+enum Choice {
+    Seat(Box<Seat>),
+    Nobody,
+    /// The worker has other weights than when it was chosen.
+    Outdated,
 }
 
 /// What came of one worker.
@@ -89,11 +116,12 @@ impl Shared {
             };
             tried.push(seat.number);
             let (number, worker) = (seat.number, Arc::clone(&seat.view.worker.id));
+            let body = self.body(job, seat.offer.salt.as_ref());
             let (claim, mut aboard) = self.board(job, seat);
             if tried.len() == 1 && ticket.released.is_none() {
                 self.metrics.sent(job.since.elapsed());
             }
-            let attempt = self.attempt(job, number, &tried).await;
+            let attempt = self.attempt(job, body, number, &tried).await;
             let (problem, fallback) = match attempt {
                 Attempt::Answer(answer) => {
                     ticket.aboard = Some(aboard);
@@ -118,14 +146,16 @@ impl Shared {
 
     /// Enters a worker: at once, or when one serves, as far as requests may wait.
     async fn seat(&self, job: &Job, tried: &[usize], ticket: &mut Ticket) -> Result<Seat, Problem> {
-        let snapshot = self.fleet.snapshot();
-        if let Some(seat) = self.choose(job, &snapshot, tried).await {
+        if let Some(seat) = self.choose(job, tried).await {
             return Ok(seat);
         }
-        let model = job.model.as_deref();
         let retry_after = self.config.retry_after;
         let nobody = || {
-            let phase = models::nearest(&self.fleet.snapshot(), model);
+            let snapshot = self.fleet.snapshot();
+            if serving(job, &snapshot, tried).next().is_some() {
+                return Problem::OtherWeights { retry_after };
+            }
+            let phase = models::nearest(&snapshot, job.model.as_deref());
             Problem::NobodyServes { phase, retry_after }
         };
         if self.config.hold.requests_max == 0 {
@@ -146,8 +176,7 @@ impl Shared {
             let snapshot = Arc::clone(&fleet.borrow_and_update());
             if is_any(job, &snapshot, tried) {
                 let release = Arc::clone(&self.release).acquire_owned().await;
-                let snapshot = self.fleet.snapshot();
-                if let Some(seat) = self.choose(job, &snapshot, tried).await {
+                if let Some(seat) = self.choose(job, tried).await {
                     ticket.released = release.ok();
                     return seat;
                 }
@@ -158,56 +187,95 @@ impl Shared {
     }
 
     /// Chooses among the workers that serve the request's model, and enters.
-    async fn choose(&self, job: &Job, snapshot: &Snapshot, tried: &[usize]) -> Option<Seat> {
-        let candidates = candidates(job, snapshot, tried);
-        if candidates.is_empty() {
-            return None;
+    async fn choose(&self, job: &Job, tried: &[usize]) -> Option<Seat> {
+        loop {
+            let snapshot = self.fleet.snapshot();
+            let candidates = candidates(job, &snapshot, tried);
+            if candidates.is_empty() {
+                return None;
+            }
+            let tokens = self.tokens(job, &candidates).await;
+            let chunks = match job.request() {
+                // Not only where there is a choice now: a request that had to move is expected too.
+                Some(request) if snapshot.workers.len() > 1 => Chunks::of(request, self.seed),
+                _ => Chunks::default(),
+            };
+            match self.enter(job, &candidates, tokens.as_ref(), chunks) {
+                Choice::Seat(seat) => return Some(*seat),
+                Choice::Nobody => return None,
+                Choice::Outdated => {}
+            }
         }
-        let prompt = self.prompt(job, &candidates).await;
-        let chunks = match &job.request {
-            // Not only where there is a choice now: a request that had to move is expected too.
-            Some(request) if snapshot.workers.len() > 1 => Chunks::of(request, self.seed),
-            _ => Chunks::default(),
-        };
-        let mut claims: Vec<_> = candidates
-            .iter()
-            .map(|(_, view)| claim(&self.index, &view.state, prompt.as_ref(), job.rank))
-            .collect();
-        let length = prompt.as_ref().map_or_else(
+    }
+
+    /// Enters the best of the candidates whose door is open.
+    fn enter(
+        &self,
+        job: &Job,
+        candidates: &[(usize, &View)],
+        tokens: Option<&Arc<[u32]>>,
+        chunks: Chunks,
+    ) -> Choice {
+        let mut offers: Vec<_> =
+            candidates.iter().map(|(_, view)| self.offer(job, &view.state, tokens)).collect();
+        let length = tokens.map_or_else(
             || u32::try_from(chunks.bytes() / BYTES_PER_TOKEN).unwrap_or(u32::MAX),
-            |prompt| u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX),
+            |tokens| u32::try_from(tokens.len()).unwrap_or(u32::MAX),
         );
         let (now, bound) = (Instant::now(), job.turn.as_ref().and_then(Turn::worker));
         let mut weighed: Vec<_> = candidates
             .iter()
-            .zip(&claims)
-            .map(|((number, view), claim)| Candidate {
+            .zip(&offers)
+            .map(|((number, view), offer)| Candidate {
                 is_serving: true,
                 is_bound: bound.as_ref() == Some(&view.worker.id),
                 load: u32::try_from(view.worker.door.in_flight()).unwrap_or(u32::MAX),
-                proven: claim.tokens,
+                proven: offer.claim.tokens,
                 predicted: self.predicted.tokens(&chunks, *number, length, now),
             })
             .collect();
         let request = route::Request { prompt_tokens: length };
         loop {
             // Entered last, since the door may shut at any time.
-            let decision =
-                route::route(&request, &weighed, &self.config.policy, fastrand::u64(..))?;
+            let seed = fastrand::u64(..);
+            let Some(decision) = route::route(&request, &weighed, &self.config.policy, seed) else {
+                return Choice::Nobody;
+            };
             let (number, view) = candidates[decision.chosen];
             if let Some(inside) = view.worker.door.enter() {
+                if self.has_other_weights(number, view) {
+                    return Choice::Outdated;
+                }
                 self.metrics.routed(decision.reason);
-                let claim = claims.swap_remove(decision.chosen);
+                let offer = offers.swap_remove(decision.chosen);
                 let view = view.clone();
-                return Some(Seat { number, view, inside, claim, prompt, chunks });
+                return Choice::Seat(Box::new(Seat { number, view, inside, offer, chunks }));
             }
             weighed[decision.chosen].is_serving = false;
         }
     }
 
+    fn offer(&self, job: &Job, state: &State, tokens: Option<&Arc<[u32]>>) -> Offer {
+        let salt = self.salt(job, state);
+        let prompt =
+            tokens.map(|tokens| CachePrompt { tokens: Arc::clone(tokens), salt: salt.clone() });
+        let claim = claim(&self.index, state, prompt.as_ref(), job.rank);
+        Offer { salt, prompt, claim }
+    }
+
+    /// Whether a worker's weights, or what it may hold of others, are not as in `view`: then the
+    /// salt and the claim made by it are not either.
+    fn has_other_weights(&self, number: usize, view: &View) -> bool {
+        let snapshot = self.fleet.snapshot();
+        snapshot.workers.get(number).is_none_or(|now| {
+            now.state.standing.stale != view.state.standing.stale
+                || now.state.weights() != view.state.weights()
+        })
+    }
+
     /// The prompt in tokens, where it can be matched and there is anything to match it with.
-    async fn prompt(&self, job: &Job, candidates: &[(usize, &View)]) -> Option<CachePrompt> {
-        let request = job.request.as_ref()?;
+    async fn tokens(&self, job: &Job, candidates: &[(usize, &View)]) -> Option<Arc<[u32]>> {
+        let request = job.request()?;
         let mut ranks = candidates.iter().flat_map(|(_, view)| view.state.ranks.iter());
         if !ranks.any(|rank| self.index.has_blocks(rank.id)) {
             self.metrics.matched(Matching::Skipped);
@@ -225,12 +293,13 @@ impl Shared {
         }
         let (tokens, matching) = self.prompts.tokens(request, candidates).await;
         self.metrics.matched(matching);
-        tokens.map(|tokens| CachePrompt { tokens, salt: job.salt.clone() })
+        tokens
     }
 
     /// What a request holds and leaves behind on its worker.
     fn board(&self, job: &Job, seat: Seat) -> (Claim, Aboard) {
-        let Seat { number, view, inside, mut claim, prompt, chunks } = seat;
+        let Seat { number, view, inside, offer, chunks } = seat;
+        let Offer { mut claim, prompt, .. } = offer;
         let worker = Arc::clone(&view.worker.id);
         if let Some(turn) = &job.turn {
             let claimed = fak_kernel::vocab::PerTier {
@@ -253,7 +322,7 @@ impl Shared {
             self.metrics.predicted.inc();
             (Arc::clone(&self.predicted), chunks, number)
         });
-        let audit = job.request.is_some().then(|| {
+        let audit = job.is_read.then(|| {
             let audit = Audit {
                 worker: Arc::clone(&worker),
                 claim: claim.clone(),
@@ -269,7 +338,7 @@ impl Shared {
     }
 
     /// Sends the request to a worker, and waits for the first of its answer.
-    async fn attempt(&self, job: &Job, number: usize, tried: &[usize]) -> Attempt {
+    async fn attempt(&self, job: &Job, body: Bytes, number: usize, tried: &[usize]) -> Attempt {
         let snapshot = self.fleet.snapshot();
         let Some(view) = snapshot.workers.get(number) else {
             return Attempt::Failed(Problem::Unreachable, None);
@@ -280,7 +349,7 @@ impl Shared {
         let first_by = Instant::now() + within;
         let outgoing = Outgoing::to(engine.endpoints().data(job.route))
             .headers(job.headers.clone())
-            .body(job.body.clone());
+            .body(body);
         let open = engine.client().open_within(outgoing, within);
         let streaming = match self.watched(job, number, tried, open).await {
             None => return Attempt::Failed(Problem::Silent, None),
@@ -383,7 +452,7 @@ impl Shared {
         let is_plain = !headers.contains_key(CONTENT_ENCODING);
         let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let is_events = content_type.is_some_and(|value| value.starts_with("text/event-stream"));
-        let reader = if status != StatusCode::OK || job.request.is_none() || !is_plain {
+        let reader = if status != StatusCode::OK || !job.is_read || !is_plain {
             Reader::Unread
         } else if is_events {
             Reader::Events(Frames::default(), Reading::new(job.choices, job.cuts_usage))
@@ -443,15 +512,24 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Those that serve the request's model and were not tried, with their number in the fleet.
+/// Those that the request may be sent to, with their number in the fleet.
 fn candidates<'a>(job: &Job, snapshot: &'a Snapshot, tried: &[usize]) -> Vec<(usize, &'a View)> {
+    serving(job, snapshot, tried).filter(|(_, view)| keeps_apart(job, &view.state)).collect()
+}
+
+/// Those that serve the request's model and were not tried.
+fn serving<'a>(
+    job: &Job,
+    snapshot: &'a Snapshot,
+    tried: &[usize],
+) -> impl Iterator<Item = (usize, &'a View)> {
     let can = |(number, view): &(usize, &View)| {
         view.state.is_serving()
             && !view.worker.door.is_shut()
             && models::serves(&view.state, job.model.as_deref())
             && !tried.contains(number)
     };
-    snapshot.workers.iter().enumerate().filter(can).collect()
+    snapshot.workers.iter().enumerate().filter(can)
 }
 
 fn is_any(job: &Job, snapshot: &Snapshot, tried: &[usize]) -> bool {

@@ -74,6 +74,16 @@ pub enum Problem {
         /// When to ask again.
         retry_after: Duration,
     },
+    /// The workers that serve the model may hold KV of other weights, and the request cannot be
+    /// kept from it.
+    #[error(
+        "the workers may hold KV of other weights than they serve with, and this route takes no \
+         cache salt that would keep a request from it: reset their tiers, or restart them"
+    )]
+    OtherWeights {
+        /// When to ask again.
+        retry_after: Duration,
+    },
     /// As many requests wait for a worker as may.
     #[error("no worker can serve this now, and too many requests wait for one")]
     HoldFull {
@@ -117,6 +127,7 @@ impl Problem {
             Self::Dormant { .. } => StatusCode::CONFLICT,
             Self::Isolation => StatusCode::FORBIDDEN,
             Self::NobodyServes { .. }
+            | Self::OtherWeights { .. }
             | Self::HoldFull { .. }
             | Self::NoRoom
             | Self::Dropped
@@ -141,6 +152,7 @@ impl Problem {
             Self::Dormant { .. } => "session_dormant",
             Self::Model(_) => "model_not_found",
             Self::NobodyServes { .. } => "no_serving_worker",
+            Self::OtherWeights { .. } => "kv_of_other_weights",
             Self::HoldFull { .. } => "too_many_waiting",
             Self::Isolation => "isolation_not_offered",
             Self::Unreachable => "worker_unreachable",
@@ -156,6 +168,7 @@ impl Problem {
     pub fn side(&self) -> Side {
         match self {
             Self::NobodyServes { .. }
+            | Self::OtherWeights { .. }
             | Self::Unreachable
             | Self::Silent
             | Self::Cut
@@ -192,9 +205,9 @@ impl Problem {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::NobodyServes { retry_after, .. } | Self::HoldFull { retry_after } => {
-                Some(*retry_after)
-            }
+            Self::NobodyServes { retry_after, .. }
+            | Self::OtherWeights { retry_after }
+            | Self::HoldFull { retry_after } => Some(*retry_after),
             Self::NoRoom | Self::Stopping | Self::Dropped => Some(Duration::from_secs(1)),
             _ => None,
         }

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use super::body::Whole;
 use super::dispatch::Job;
 use super::error::Problem;
+use super::salts::takes_salt;
 use super::{Shared, headers, models};
 use crate::engine::{Data, Identity, Isolation};
 use crate::sessions::Turn;
@@ -125,9 +126,7 @@ impl Shared {
         }
         // Routes that compute no prefix have no salt; those whose body vLLM takes no salt in cannot
         // be kept apart.
-        let takes_salt =
-            matches!(route, Data::ChatCompletions | Data::Completions | Data::Responses);
-        let Some(fields) = draft.fields.as_mut().filter(|_| takes_salt) else {
+        let Some(fields) = draft.fields.as_mut().filter(|_| takes_salt(route)) else {
             let has_prefix = matches!(route, Data::Messages);
             return if has_prefix { Err(Problem::Isolation) } else { Ok(()) };
         };
@@ -155,37 +154,38 @@ impl Shared {
 
     fn finish(&self, draft: Draft, mut headers: HeaderMap) -> Result<Job, Problem> {
         let Draft { route, whole, fields, model, turn, rank, since, mut is_changed } = draft;
-        let mut request = fields;
+        let mut fields = fields;
         let is_read = api(route).is_some();
-        let is_stream = match &request {
+        let is_stream = match &fields {
             Some(fields) => fields.stream()?,
             None => false,
         };
         let mut cuts_usage = false;
-        let (mut salt, mut choices) = (None, 1);
-        if let Some(fields) = request.as_mut().filter(|_| is_read) {
-            salt = fields.cache_salt()?.map(Arc::from);
+        let mut choices = 1;
+        if let Some(fields) = fields.as_mut().filter(|_| is_read) {
             choices = fields.choices()?;
             if is_stream && !fields.include_usage()? {
                 ask_for_usage(fields)?;
                 (cuts_usage, is_changed) = (true, true);
             }
         }
-        let body = match &request {
+        let body = match &fields {
             Some(fields) if is_changed => Bytes::from(fields.to_bytes()),
             _ => whole.bytes.clone(),
         };
         if route != Data::AudioTranscriptions && route != Data::AudioTranslations {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
-        let request = request.filter(|_| is_read);
+        let fields = fields.filter(|_| takes_salt(route));
+        let salt = fields.as_ref().map(Request::cache_salt).transpose()?.flatten();
         Ok(Job {
             route,
             body,
             headers,
             model,
-            request,
-            salt,
+            fields,
+            is_read,
+            salt: salt.map(Arc::from),
             is_stream,
             cuts_usage,
             choices,

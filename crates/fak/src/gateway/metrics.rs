@@ -114,6 +114,8 @@ pub(super) struct Metrics {
     pub(super) too_large: IntCounter,
     /// Salts written into requests.
     pub(super) salted: IntCounter,
+    /// Bodies written with a salt that carries their worker's weights.
+    pub(super) weight_salted: IntCounter,
     /// Tokens claimed by audited requests.
     claimed_tokens: IntCounter,
     claimed_by_tier: Vec<IntCounter>,
@@ -171,6 +173,10 @@ impl Metrics {
             too_large: families
                 .counter("fak_requests_too_large_total", "Bodies over the limit.")?,
             salted: families.counter("fak_requests_salted_total", "Given a salt of fak's.")?,
+            weight_salted: families.counter(
+                "fak_requests_weight_salted_total",
+                "Sent with a salt that carries their worker's weights.",
+            )?,
             claimed_tokens: families
                 .counter("fak_claimed_tokens_total", "Claimed by audited requests.")?,
             claimed_by_tier: Tier::ALL.iter().map(|tier| of(&by_tier, tier.as_str())).collect(),

@@ -43,6 +43,7 @@ mod tests {
         for (weights, is_kept, is_dropped) in [
             (Weights::Same, false, false),
             (Weights::Changed, true, true),
+            (Weights::Loaded, true, true),
             (Weights::Unproven, false, true),
         ] {
             assert_eq!(may_change(wake(weights), &Standing::SERVING), is_kept, "{weights:?}");

@@ -80,18 +80,33 @@ impl Bridged {
 
     /// Asks for one token, and waits until what the engine stored for it is believed.
     pub(crate) async fn ask(&self, text: &str) -> (String, String) {
-        let body = json!({"model": "tiny", "prompt": text, "max_tokens": 1}).to_string();
-        let answer = self.rig.post(COMPLETIONS, &body).await;
-        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+        let (kv, warm, _) = self.ask_salted(text, None).await;
+        (kv, warm)
+    }
+
+    /// As [`ask`](Self::ask), where the engine is to be sent `salt`. Also the tokens that it took
+    /// from its caches.
+    pub(crate) async fn ask_salted(&self, text: &str, salt: Option<&str>) -> (String, String, u64) {
+        let asked = self.claimed_and_cached(text).await;
         let tokens = self.sim.tokenize(text);
         let rank = self.lifecycle.ranks("w0").await.unwrap().remove(0);
-        let prompt = fak_index::Prompt { tokens: &tokens, lora: None, salt: None };
-        let held = self.sim.holds(&tokens, None).gpu;
+        let prompt = fak_index::Prompt { tokens: &tokens, lora: None, salt };
+        let held = self.sim.holds(&tokens, salt).gpu;
+        assert!(held > 0, "nothing was stored with this salt");
         let believed =
             rank.wait_for(|_| self.rig.index.held(rank.id(), &prompt).blocks.gpu as usize == held);
         tokio::time::timeout(PATIENT, believed).await.unwrap().unwrap();
+        asked
+    }
+
+    /// Asks for one token: what was claimed, and the tokens that the engine took from its caches.
+    pub(crate) async fn claimed_and_cached(&self, text: &str) -> (String, String, u64) {
+        let body = json!({"model": "tiny", "prompt": text, "max_tokens": 1}).to_string();
+        let answer = self.rig.post(COMPLETIONS, &body).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
         let header = |name| answer.header(name).unwrap().to_owned();
-        (header("x-fak-kv"), header("x-fak-warm-tokens"))
+        let cached = &answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"];
+        (header("x-fak-kv"), header("x-fak-warm-tokens"), cached.as_u64().unwrap())
     }
 
     pub(crate) fn audited(&self, outcome: &str) -> u64 {

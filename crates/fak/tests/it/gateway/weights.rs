@@ -1,11 +1,18 @@
 //! Under which weights an answer was made, and that KV of other weights is out of its reach.
 
+use fak::engine::{Isolation, Stamp};
+use fak::gateway::{self, WeightsSalt};
+use fak::lifecycle::Request;
+use fak_kernel::TierSet;
+use fak_kernel::witness::Move;
+use fak_sim::{Connector, RouteFault, SimConfig};
 use http::StatusCode;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::bridged::{Bridged, COMPLETIONS};
-use super::rig::{PATIENT, Rig, chat, next, whole};
-use crate::engine::peer::{Peer, Reply};
+use super::rig::{MODEL, PATIENT, Rig, chat, next, setup, whole};
+use super::routing::{hold, prompt};
+use crate::engine::peer::{self, Peer, Reply};
 
 const VERSION: &str = "x-fak-weight-version";
 const MIXED: &str = "x-fak-weight-version-mixed";
@@ -85,4 +92,208 @@ async fn an_unknown_version_is_not_told_and_no_engine_speaks_for_fak() {
     let answer = rig.post("/v1/chat/completions", &chat(false)).await;
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
     assert_eq!((answer.header(VERSION), answer.header(MIXED)), (None, None));
+}
+
+/// The salt of a request on weights of this name.
+fn salt(version: Option<&str>, epoch: Option<u64>, own: Option<&str>) -> String {
+    Stamp::new(None, Isolation::Off, false).weights_salt(version, epoch, own)
+}
+
+/// Loads other weights without clearing any cache, and names them.
+async fn replace(bridged: &mut Bridged, version: &str) {
+    bridged.sim.set_checkpoint(8);
+    bridged.behind("/collective_rpc", r#"{"method":"reload_weights"}"#).await;
+    update(bridged, version).await;
+}
+
+fn text() -> String {
+    "the quick brown fox jumps over the lazy dog ".repeat(20)
+}
+
+/// Cases 28 and 52: behind a tier that nothing is known to empty.
+#[tokio::test]
+async fn kv_of_other_weights_is_out_of_reach_in_every_tier() {
+    for connector in [Connector::Mooncake, Connector::Multi, Connector::Offloading] {
+        let config = SimConfig { connector, ..SimConfig::default() };
+        let mut bridged = Bridged::with(config, gateway::Config::default()).await;
+        let (text, tokens) = (text(), bridged.sim.tokenize(&text()));
+        bridged.ask(&text).await;
+        let (_, _, cached) = bridged.ask_salted(&text, None).await;
+        assert!(cached > 0, "{connector:?}");
+        replace(&mut bridged, "v8").await;
+        // What a request without a salt would take, and what only the connector would give it.
+        assert!(bridged.sim.holds(&tokens, None).stale > 0, "{connector:?}");
+        bridged.behind("/reset_prefix_cache", "").await;
+        assert!(bridged.sim.holds(&tokens, None).stale > 0, "{connector:?}");
+        let salt = salt(Some("v8"), None, None);
+        assert_eq!(bridged.sim.holds(&tokens, Some(&salt)).hit_tokens, 0);
+        let (kv, claimed, cached) = bridged.claimed_and_cached(&text).await;
+        assert!(kv != "warm" && claimed == "0" && cached == 0, "{connector:?}: {kv} {cached}");
+        let (_, _, cached) = bridged.claimed_and_cached(&text).await;
+        assert!(cached > 0, "{connector:?}: nothing of the new weights is found again");
+        assert_eq!(bridged.sim.holds(&tokens, Some(&salt)).stale, 0);
+        assert_eq!(bridged.audited("over"), 0);
+        assert_eq!(bridged.rig.count("fak_requests_weight_salted_total"), 2);
+    }
+}
+
+/// A reset that is not proven leaves the salt, and one that is takes it away.
+#[tokio::test]
+async fn salts_carry_the_weights_until_every_tier_was_seen_empty() {
+    let config = SimConfig { connector: Connector::Offloading, ..SimConfig::default() };
+    let mut bridged = Bridged::with(config, gateway::Config::default()).await;
+    let text = text();
+    bridged.ask(&text).await;
+    replace(&mut bridged, "v8").await;
+    let reset = || Request::new(Move::Reset { external: true, running: false });
+    bridged.sim.faults().route("/reset_prefix_cache", RouteFault::EmptyBody, 1);
+    let row = bridged.lifecycle.act("w0", reset()).await.unwrap();
+    assert_eq!(row.reason, "no_body");
+    let salt = salt(Some("v8"), None, None);
+    let (_, claimed, cached) = bridged.ask_salted(&text, Some(&salt)).await;
+    assert_eq!((claimed.as_str(), cached), ("0", 0));
+    let row = bridged.lifecycle.act("w0", reset()).await.unwrap();
+    assert_eq!(row.reason, "confirmed");
+    bridged.heard().await;
+    let tokens = bridged.sim.tokenize(&text);
+    assert_eq!(bridged.sim.holds(&tokens, None).hit_tokens, 0, "it is empty");
+    let (_, claimed, cached) = bridged.ask_salted(&text, None).await;
+    assert_eq!((claimed.as_str(), cached), ("0", 0));
+    let (kv, _, cached) = bridged.ask_salted(&text, None).await;
+    assert!(kv == "warm" && cached > 0, "{kv} {cached}");
+    assert_eq!(bridged.rig.count("fak_requests_weight_salted_total"), 1);
+}
+
+/// Case 28, the way that wipes nothing.
+#[tokio::test]
+async fn a_version_that_comes_back_finds_its_own_kv_again() {
+    let config = gateway::Config { weights_salt: WeightsSalt::Version, ..Default::default() };
+    let bridged = Bridged::with(SimConfig::default(), config).await;
+    let text = text();
+    let [first, second] = ["default", "v8"].map(|version| salt(Some(version), None, None));
+    assert_eq!(bridged.ask_salted(&text, Some(&first)).await.2, 0);
+    let (kv, _, cached) = bridged.ask_salted(&text, Some(&first)).await;
+    assert!(kv == "warm" && cached > 0, "{kv} {cached}");
+    update(&bridged, "v8").await;
+    assert_eq!(bridged.ask_salted(&text, Some(&second)).await.2, 0);
+    update(&bridged, "default").await;
+    // The engine stores nothing then, so that there is nothing to believe.
+    assert_eq!(bridged.claimed_and_cached(&text).await.2, cached);
+    let tokens = bridged.sim.tokenize(&text);
+    assert_eq!(bridged.sim.holds(&tokens, None).hit_tokens, 0);
+    assert_eq!(bridged.audited("over"), 0);
+}
+
+/// What the one worker was sent, by its field of that name.
+async fn sent(peer: &mut Peer, field: &str) -> Value {
+    peer.request().await.json()[field].take()
+}
+
+#[tokio::test]
+async fn a_salt_carries_version_epoch_and_the_salt_that_was_there() {
+    let mut peer = Peer::start(|_| Reply::Send(peer::json("200 OK", "{}"))).await;
+    let mut setup = setup();
+    setup.config.weights_salt = WeightsSalt::Version;
+    let rig = Rig::with(&[peer.url()], setup).await;
+    let body = |salt: Option<&str>| {
+        let messages = json!([{"role": "user", "content": "hello"}]);
+        let mut body = json!({"model": MODEL, "messages": messages});
+        if let Some(salt) = salt {
+            body["cache_salt"] = salt.into();
+        }
+        body.to_string()
+    };
+    // Of weights without any name there is nothing to carry.
+    rig.post("/v1/chat/completions", &body(Some("mine"))).await;
+    assert_eq!(sent(&mut peer, "cache_salt").await, "mine");
+    let mut seen = std::collections::HashSet::new();
+    for version in ["v7", "v8"] {
+        for epoch in [None, Some(3), Some(4)] {
+            rig.state(0, |state| {
+                (state.weight_version, state.weights_epoch) = (Some(version.into()), epoch);
+            });
+            for own in [None, Some("mine"), Some("yours")] {
+                for path in ["/v1/chat/completions", "/v1/responses"] {
+                    rig.post(path, &body(own)).await;
+                    let written = sent(&mut peer, "cache_salt").await;
+                    assert_eq!(written, salt(Some(version), epoch, own));
+                    seen.insert(written.to_string());
+                }
+            }
+        }
+    }
+    assert_eq!(seen.len(), 18);
+    // No salt is taken there, and nothing else changes.
+    rig.post("/v1/embeddings", &body(None)).await;
+    assert_eq!(sent(&mut peer, "cache_salt").await, Value::Null);
+}
+
+#[tokio::test]
+async fn what_cannot_be_kept_from_kv_of_other_weights_is_not_sent_to_it() {
+    let replies = || Peer::start(|_| Reply::Send(peer::json("200 OK", "{}")));
+    let (stale, clean) = (replies().await, replies().await);
+    let rig = Rig::with(&[stale.url(), clean.url()], setup()).await;
+    let old = |state: &mut fak::fleet::State| {
+        state.standing.stale = TierSet::CONNECTOR;
+        state.weight_version = Some("v8".into());
+    };
+    rig.state(0, old);
+    let body = json!({"model": MODEL, "input": "hello", "messages": []}).to_string();
+    for path in ["/v1/embeddings", "/v1/messages", "/v1/rerank"] {
+        for _ in 0..8 {
+            let answer = rig.post(path, &body).await;
+            assert_eq!(
+                (answer.status, answer.header("x-fak-worker")),
+                (StatusCode::OK, Some("w1"))
+            );
+        }
+    }
+    rig.state(1, old);
+    let refused = rig.post("/v1/embeddings", &body).await;
+    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refused.code(), "kv_of_other_weights");
+    assert!(refused.header("retry-after").is_some());
+    assert_eq!(rig.post("/v1/chat/completions", &chat(false)).await.status, StatusCode::OK);
+    // Weights that nothing names cannot be told from those before them.
+    for number in [0, 1] {
+        rig.state(number, |state| state.weight_version = None);
+    }
+    let refused = rig.post("/v1/chat/completions", &chat(false)).await;
+    assert_eq!(refused.code(), "kv_of_other_weights");
+}
+
+/// The weights change while the prompt is being counted.
+#[tokio::test]
+async fn weights_that_change_before_the_request_enters_are_the_ones_in_its_salt() {
+    let (steps, replies) = tokio::sync::mpsc::channel(1);
+    let replies = std::sync::Mutex::new(Some(replies));
+    let mut peer = Peer::start(move |request| match request.line() {
+        "POST /tokenize" => Reply::Steps(replies.lock().unwrap().take().unwrap()),
+        _ => Reply::Send(peer::json("200 OK", "{}")),
+    })
+    .await;
+    let rig = Rig::with(&[peer.url()], setup()).await;
+    hold(&rig, 0, &(0..100).collect::<Vec<u32>>());
+    let body = chat(false);
+    let asked = rig.post("/v1/chat/completions", &body);
+    let changed = async {
+        assert_eq!(peer.request().await.line(), "POST /tokenize");
+        rig.state(0, |state| {
+            state.standing.stale = TierSet::ALL;
+            state.weight_version = Some("v8".into());
+        });
+        let tokens: Vec<u32> = (0..100).collect();
+        let counted = json!({"tokens": tokens, "count": 100, "max_model_len": 4096}).to_string();
+        steps.send(peer::json("200 OK", &counted)).await.unwrap();
+        drop(steps);
+        sent(&mut peer, "cache_salt").await
+    };
+    let (answer, written) = tokio::join!(asked, changed);
+    assert_eq!(answer.header("x-fak-warm-tokens"), Some("0"));
+    assert_eq!(answer.header(VERSION), Some("v8"));
+    assert_eq!(written, salt(Some("v8"), None, None));
+    // The same prompt without a salt is claimed as before.
+    rig.state(0, |state| state.standing.stale = TierSet::NONE);
+    let answer = rig.post(COMPLETIONS, &prompt(&(0..100).collect::<Vec<u32>>())).await;
+    assert_eq!(answer.header("x-fak-warm-tokens"), Some("gpu=96"));
 }

@@ -1,0 +1,67 @@
+//! Which salt a request has on which worker, so that no KV of other weights matches it.
+//!
+//! vLLM's block hashes do not cover the weights, and cover the salt. Invariant: a request goes to a
+//! worker that may hold KV of other weights only with a salt that no request had there under those
+//! weights; one whose salt cannot be written, or for whose worker none is known, does not go there.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::Shared;
+use super::dispatch::Job;
+use crate::engine::Data;
+use crate::fleet::{State, Weights};
+
+/// When salts carry the weights of the worker that a request is sent to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeightsSalt {
+    /// While the worker may hold KV of other weights.
+    #[default]
+    Off,
+    /// Always, where the version is known: then KV of one version is found again when the version
+    /// comes back, and nothing has to be wiped between versions.
+    Version,
+}
+
+/// Whether vLLM takes a salt in the bodies of this route.
+pub(super) fn takes_salt(route: Data) -> bool {
+    matches!(route, Data::ChatCompletions | Data::Completions | Data::Responses)
+}
+
+/// Whether a worker may hold KV of other weights than it computes with.
+fn is_stale(state: &State) -> bool {
+    !state.standing.stale.is_empty()
+}
+
+/// Whether a request can be kept from KV of other weights on this worker.
+pub(super) fn keeps_apart(job: &Job, state: &State) -> bool {
+    !is_stale(state) || (job.fields.is_some() && state.weights() != Weights::default())
+}
+
+impl Shared {
+    /// The salt of a request on a worker of this state, if it is to be sent with any.
+    pub(super) fn salt(&self, job: &Job, state: &State) -> Option<Arc<str>> {
+        let weights = state.weights();
+        let is_due = is_stale(state) || self.config.weights_salt == WeightsSalt::Version;
+        if job.fields.is_none() || !is_due || weights == Weights::default() {
+            return job.salt.clone();
+        }
+        let version = weights.version.as_deref();
+        let stamp = &self.config.stamp;
+        Some(stamp.weights_salt(version, weights.epoch, job.salt.as_deref()).into())
+    }
+
+    /// The body of a request with this salt.
+    pub(super) fn body(&self, job: &Job, salt: Option<&Arc<str>>) -> Bytes {
+        match &job.fields {
+            Some(fields) if salt != job.salt.as_ref() => {
+                let mut fields = fields.clone();
+                fields.set_cache_salt(salt.map(|salt| &**salt));
+                self.metrics.weight_salted.inc();
+                fields.to_bytes().into()
+            }
+            _ => job.body.clone(),
+        }
+    }
+}
