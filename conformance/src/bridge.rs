@@ -3,6 +3,7 @@
 //! Invariant: every claim is held against what the engine itself counts.
 
 mod checks;
+mod kept;
 mod scenes;
 
 use std::io::Write;
@@ -38,6 +39,9 @@ const ENGINE_DEADLINE: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct Bridge<T> {
     engine: T,
+    profile: Profile,
+    /// Counts the weights that scenes put in place.
+    weights: u64,
     /// Straight to the engine, behind fak's back.
     client: Client,
     fak: Fak,
@@ -48,23 +52,29 @@ pub struct Bridge<T> {
 }
 
 impl<T: Target> Bridge<T> {
-    /// Starts both; checks are told to `out`.
+    /// Starts both; checks are told to `out`. The profile chooses the scenes.
     ///
     /// # Errors
     ///
     /// One does not start, or the worker does not come to serve.
-    pub async fn start(mut engine: T, binary: &Path, out: Box<dyn Write>) -> anyhow::Result<Self> {
-        let endpoints = engine.start(Profile::Offload).await?;
+    pub async fn start(
+        mut engine: T,
+        profile: Profile,
+        binary: &Path,
+        out: Box<dyn Write>,
+    ) -> anyhow::Result<Self> {
+        let endpoints = engine.start(profile).await?;
         let settings = Settings {
             workers: vec![(WORKER.to_owned(), format!("{}/v1", endpoints.base_url))],
             db: None,
             probe_every_ms: PROBE_EVERY_MS,
             first_byte_ms: FIRST_BYTE_MS,
+            reloads_weights: profile == Profile::KeepTier,
         };
         let fak = Fak::start(binary, &settings).await?;
         let client = Client::new(&endpoints.base_url);
         let (binary, checks) = (binary.to_owned(), Checks::new(out));
-        let bridge = Self { engine, client, fak, binary, settings, checks };
+        let bridge = Self { engine, profile, weights: 1, client, fak, binary, settings, checks };
         bridge.until_serving().await?;
         Ok(bridge)
     }
@@ -75,7 +85,10 @@ impl<T: Target> Bridge<T> {
     ///
     /// What is waited for does not come, or a call gets no answer.
     pub async fn run(mut self) -> anyhow::Result<Checks> {
-        let played = self.scenes().await;
+        let played = match self.profile {
+            Profile::KeepTier => self.kept_scenes().await,
+            _ => self.scenes().await,
+        };
         let log = self.fak.log();
         played.with_context(|| format!("fak said:\n{log}"))?;
         Ok(self.checks)
@@ -193,6 +206,16 @@ impl<T: Target> Bridge<T> {
             phases == [phase] && worker["phase"] == phase && worker["serving"] == is_serving;
         let what = format!("the worker is shown as {phase} and as nothing else");
         self.checks.that(scene, &what, holds, &format!("{phases:?} {worker}"))
+    }
+
+    /// A command of fak's: its exit code, and what it wrote.
+    async fn command(&self, arguments: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
+        let mut command = std::process::Command::new(&self.binary);
+        command.args(arguments).env("FAK_ADDR", self.fak.base_url());
+        // A simulated engine answers on this thread.
+        let ended = tokio::task::spawn_blocking(move || command.output()).await??;
+        let text = [ended.stdout, ended.stderr].concat();
+        Ok((ended.status.code(), String::from_utf8_lossy(&text).into_owned()))
     }
 
     /// The engine, called behind fak's back.

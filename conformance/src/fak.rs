@@ -35,6 +35,8 @@ pub struct Settings {
     pub probe_every_ms: u64,
     /// First byte of an answer before its worker is looked at.
     pub first_byte_ms: u64,
+    /// Whether it may have an engine load its weights anew.
+    pub reloads_weights: bool,
 }
 
 /// A gateway.
@@ -195,6 +197,9 @@ impl Fak {
         if let Some(session) = &ask.session {
             request.headers.insert("x-fak-session".to_owned(), session.clone());
         }
+        if let Some(id) = &ask.id {
+            request.headers.insert("x-request-id".to_owned(), id.clone());
+        }
         self.client.start(&request)
     }
 
@@ -227,6 +232,11 @@ impl Acted {
         let row = if answer.status == 200 { body.clone() } else { body["row"].clone() };
         Ok(Self { status: answer.status, row, body })
     }
+
+    /// Whether anything of it reached the engine, as far as the row says.
+    pub fn is_sent(&self) -> bool {
+        self.row["evidence"].as_str().is_some_and(|evidence| evidence != "not_sent")
+    }
 }
 
 /// A completion that is asked for.
@@ -242,6 +252,8 @@ pub struct Ask {
     pub session: Option<String>,
     /// `cache_salt`.
     pub salt: Option<String>,
+    /// `X-Request-Id`, which the engine is sent too.
+    pub id: Option<String>,
 }
 
 impl Ask {
@@ -274,6 +286,8 @@ pub struct Told {
     pub cached: Option<u64>,
     /// What went wrong, if anything did.
     pub code: String,
+    /// The same for people.
+    pub message: String,
     /// Whether the client is told when to ask again.
     pub has_retry_after: bool,
     /// Whether an engine answered to the end: an aborted answer says nothing of what is cached.
@@ -313,6 +327,7 @@ impl Told {
             claims: claims(&header("x-fak-warm-tokens"))?,
             cached: body["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64(),
             code: code(&body["error"]),
+            message: body["error"]["message"].as_str().unwrap_or_default().to_owned(),
             has_retry_after: answer.headers.contains_key("retry-after"),
             is_finished: text.contains("\"finish_reason\":\"length\""),
         })
@@ -373,8 +388,9 @@ impl Settings {
         let own = || format!("sqlite:{}", folder.join("fak.db").display());
         let db = self.db.clone().unwrap_or_else(own);
         let mut text = format!(
-            "listen = \"127.0.0.1:0\"\ndb = \"{db}\"\nprobe_every_ms = {}\nfirst_byte_ms = {}\n",
-            self.probe_every_ms, self.first_byte_ms
+            "listen = \"127.0.0.1:0\"\ndb = \"{db}\"\nprobe_every_ms = {}\nfirst_byte_ms = {}\n\
+             allow_reload_weights = {}\n",
+            self.probe_every_ms, self.first_byte_ms, self.reloads_weights
         );
         for (id, url) in &self.workers {
             text += &format!("[[worker]]\nid = \"{id}\"\nurl = \"{url}\"\n");

@@ -1,17 +1,35 @@
 //! The false-warm hunt: random requests, actions and accidents, drawn from a seed, and every claim
 //! that `fak serve` makes held against what the engine then reuses.
 //! Invariant: a claim that was too high fails the hunt, unless something that happened after its
-//! request was sent explains it.
+//! request was sent explains it; and so does KV of other weights that is reused once fak knows of
+//! the change.
 
+mod claims;
 mod draw;
 mod lane;
+mod mend;
 mod tally;
+mod weights;
 
 use std::path::Path;
 
+use fak_sim::Connector;
+
 pub use self::lane::Lane;
 pub use self::tally::Tally;
-use crate::target::Target;
+use crate::scenario::Profile;
+use crate::target::{Simulated, Target};
+
+/// The simulated engine of that number: each connector in turn, and the offloading one both where
+/// its tier can be kept and where it cannot.
+pub fn simulated(number: usize) -> (Simulated, Profile) {
+    match number % 4 {
+        0 => (Simulated::default(), Profile::Offload),
+        1 => (Simulated::default(), Profile::KeepTier),
+        2 => (Simulated::with(Connector::Mooncake), Profile::KeepTier),
+        _ => (Simulated::with(Connector::Multi), Profile::KeepTierBundle),
+    }
+}
 
 /// What to hunt.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +42,8 @@ pub struct Hunt {
     pub workers: usize,
     /// Restarts in a thousand draws. A real engine takes half a minute for one.
     pub restarts: u32,
+    /// Whether weights change.
+    pub trains: bool,
     /// Pause between two looks of fak's at a worker.
     pub probe_every_ms: u64,
     /// First byte of an answer before fak looks at its worker.
@@ -33,15 +53,19 @@ pub struct Hunt {
 impl Hunt {
     /// For simulated engines, which do everything at once.
     pub fn simulated(seed: u64, steps: usize) -> Self {
-        Self { seed, steps, workers: 2, restarts: 4, probe_every_ms: 50, first_byte_ms: 100 }
+        let (workers, restarts, trains) = (2, 4, true);
+        Self { seed, steps, workers, restarts, trains, probe_every_ms: 50, first_byte_ms: 100 }
     }
 
     /// For a real engine.
     pub fn real(seed: u64, steps: usize) -> Self {
-        Self { seed, steps, workers: 1, restarts: 1, probe_every_ms: 100, first_byte_ms: 500 }
+        let (workers, restarts, trains) = (1, 1, true);
+        Self { seed, steps, workers, restarts, trains, probe_every_ms: 100, first_byte_ms: 500 }
     }
 
     /// Hunts with several gateways at once, each with engines of its own and a part of the steps.
+    /// `engine` makes the engine of that number and says how it is started; numbers go on from
+    /// lane to lane with one engine in common, so that neighbours differ within a lane too.
     ///
     /// # Errors
     ///
@@ -51,15 +75,15 @@ impl Hunt {
         self,
         binary: &Path,
         lanes: usize,
-        engine: impl Fn() -> T + Sync,
+        engine: impl Fn(usize) -> (T, Profile) + Sync,
     ) -> anyhow::Result<Tally> {
         let part = Self { steps: self.steps.div_ceil(lanes.max(1)), ..self };
         let hunted: Vec<_> = std::thread::scope(|scope| {
-            let lanes: Vec<_> = (0..lanes as u64)
+            let lanes: Vec<_> = (0..lanes)
                 .map(|lane| {
-                    let part = Self { seed: self.seed.wrapping_add(lane), ..part };
+                    let part = Self { seed: self.seed.wrapping_add(lane as u64), ..part };
                     let engine = &engine;
-                    scope.spawn(move || part.run_one(binary, engine))
+                    scope.spawn(move || part.run_one(binary, |number| engine(lane + number)))
                 })
                 .collect();
             let panicked = |_| Err(anyhow::anyhow!("a lane panicked"));
@@ -73,10 +97,14 @@ impl Hunt {
     }
 
     /// On one thread: a real engine is told to die with the thread that started it.
-    fn run_one<T: Target>(self, binary: &Path, engine: impl Fn() -> T) -> anyhow::Result<Tally> {
+    fn run_one<T: Target>(
+        self,
+        binary: &Path,
+        engine: impl Fn(usize) -> (T, Profile),
+    ) -> anyhow::Result<Tally> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
-            let engines = (0..self.workers).map(|_| engine()).collect();
+            let engines = (0..self.workers).map(engine).collect();
             Lane::start(self, engines, binary).await?.run().await
         })
     }

@@ -6,7 +6,7 @@ mod vllm;
 
 use std::sync::Arc;
 
-use fak_sim::Faults;
+use fak_sim::{Faults, Reused};
 use serde::Deserialize;
 
 pub use self::simulated::Simulated;
@@ -49,4 +49,14 @@ pub trait Target {
     fn faults(&self) -> Option<Arc<Faults>> {
         None
     }
+
+    /// Where the cached tokens of a completion came from, by its `X-Request-Id`; an engine tells
+    /// their sum alone, the simulator this too.
+    fn reused(&self, _request: &str) -> Option<Reused> {
+        None
+    }
+
+    /// Puts other weights where the next reload or start finds them; no effect on an engine whose
+    /// model is the only one there is.
+    fn put_weights(&mut self, _version: u64) {}
 }

@@ -6,8 +6,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use fak_conformance::fak;
-use fak_conformance::hunt::Hunt;
-use fak_conformance::target::{Simulated, Vllm};
+use fak_conformance::hunt::{Hunt, simulated};
+use fak_conformance::scenario::Profile;
+use fak_conformance::target::Vllm;
 
 /// Does everything that can be done to engines behind `fak serve`, and holds each claim against
 /// what the engine reused
@@ -25,6 +26,10 @@ struct Options {
     /// Gateways at once, on simulated engines
     #[arg(long, default_value_t = 4)]
     lanes: usize,
+    /// The real engine understands `clear_connector_cache`, by the plugin; simulated ones do so in
+    /// turn
+    #[arg(long)]
+    keep_tier: bool,
     /// A built fak; without it, one is built
     #[arg(long, value_name = "PATH")]
     fak: Option<PathBuf>,
@@ -48,9 +53,12 @@ fn main() -> anyhow::Result<ExitCode> {
     let started = std::time::Instant::now();
     let tally = match options.engine {
         Engine::Sim => {
-            Hunt::simulated(seed, options.steps).run(&binary, options.lanes, Simulated::default)?
+            Hunt::simulated(seed, options.steps).run(&binary, options.lanes, simulated)?
         }
-        Engine::Vllm => Hunt::real(seed, options.steps).run(&binary, 1, Vllm::default)?,
+        Engine::Vllm => {
+            let keeps = if options.keep_tier { Profile::KeepTier } else { Profile::Offload };
+            Hunt::real(seed, options.steps).run(&binary, 1, |_| (Vllm::default(), keeps))?
+        }
     };
     writeln!(out, "{tally}, {} s", started.elapsed().as_secs())?;
     Ok(if tally.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -4,7 +4,6 @@ use serde_json::json;
 
 use super::{Bridge, ENGINE_DEADLINE, WORKER, ask_for};
 use crate::fak::{Ask, DEADLINE, Fak, Settings};
-use crate::scenario::Profile;
 use crate::session::until;
 use crate::target::Target;
 
@@ -25,6 +24,7 @@ impl<T: Target> Bridge<T> {
         self.sleep_behind_its_back("61-63 +5").await?;
         self.nap_that_no_probe_sees("71-73 +5").await?;
         self.restart_in_the_middle("81-83 +5").await?;
+        self.keep_refused("91-93 +5").await?;
         self.no_claim_was_over().await
     }
 
@@ -37,7 +37,7 @@ impl<T: Target> Bridge<T> {
     }
 
     /// Cold, and warm again once the same prompt was stored anew.
-    async fn starts_anew(&mut self, scene: &str, ask: &Ask) -> anyhow::Result<()> {
+    pub(super) async fn starts_anew(&mut self, scene: &str, ask: &Ask) -> anyhow::Result<()> {
         let wanted = self.blocks("gpu").await? + super::full_blocks(ask);
         self.is_cold(scene, ask).await?;
         until("fresh stores", async || Ok(self.blocks("gpu").await? >= wanted)).await?;
@@ -243,7 +243,7 @@ impl<T: Target> Bridge<T> {
         let long = Ask { max_tokens: RUNNING_TOKENS, stream: true, ..ask.clone() };
         let mut running = self.fak.begin(&long)?;
         running.until(|answer| answer.chunks() >= 2, DEADLINE).await?;
-        self.engine.start(Profile::Offload).await?;
+        self.engine.start(self.profile).await?;
         let broken = running.finish(DEADLINE).await?;
         let text = String::from_utf8_lossy(&broken.body);
         let holds = !broken.is_complete || text.contains("\"error\"");
@@ -266,7 +266,7 @@ impl<T: Target> Bridge<T> {
         self.starts_anew(scene, &ask).await
     }
 
-    async fn no_claim_was_over(&mut self) -> anyhow::Result<()> {
+    pub(super) async fn no_claim_was_over(&mut self) -> anyhow::Result<()> {
         let metrics = self.fak.metrics().await?;
         let over = metrics.claims("over");
         self.checks.that("audit", "no claim was over", over == 0, &format!("{over} were"))?;

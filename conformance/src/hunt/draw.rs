@@ -6,6 +6,8 @@ use fak_sim::RouteFault;
 use fastrand::Rng;
 use serde_json::{Value, json};
 
+use super::Hunt;
+use super::weights::Training;
 use crate::fak::Ask;
 use crate::prompt::Prompt;
 
@@ -45,6 +47,15 @@ pub(super) enum Turn {
     Route,
     /// The engine's process ends, and another begins.
     Restart,
+    /// A sleep for a trainer, with requests under way, and a wake with or without other weights.
+    Rollout(usize),
+}
+
+impl Turn {
+    /// Whether anything but requests happens in it.
+    pub(super) fn is_accident(&self) -> bool {
+        !matches!(self, Self::Ask | Self::Burst(_))
+    }
 }
 
 /// An action through fak: what on, its name, its options.
@@ -55,17 +66,29 @@ pub(super) struct Action {
     pub(super) options: Value,
 }
 
+impl Action {
+    /// The same, with no sleep that takes the weights.
+    pub(super) fn keeping_weights(mut self) -> Self {
+        if self.options["level"] == 2 {
+            self.options["level"] = 1.into();
+        }
+        self
+    }
+}
+
 /// Draws from a seed.
 #[derive(Debug)]
 pub(super) struct Draw {
     pub(super) rng: Rng,
     restarts: u32,
+    trains: bool,
     has_faults: bool,
 }
 
 impl Draw {
-    pub(super) fn new(seed: u64, restarts: u32, has_faults: bool) -> Self {
-        Self { rng: Rng::with_seed(seed), restarts, has_faults }
+    pub(super) fn new(hunt: &Hunt, has_faults: bool) -> Self {
+        let Hunt { seed, restarts, trains, .. } = *hunt;
+        Self { rng: Rng::with_seed(seed), restarts, trains, has_faults }
     }
 
     pub(super) fn turn(&mut self) -> Turn {
@@ -81,6 +104,7 @@ impl Draw {
             12 if self.has_faults => Turn::Hold,
             13 if self.has_faults => Turn::Route,
             14..=20 => Turn::Burst(self.rng.usize(2..6)),
+            21..=22 => Turn::Rollout(under_way),
             _ => Turn::Ask,
         }
     }
@@ -107,6 +131,7 @@ impl Draw {
             stream: rng.bool(),
             session: (rng.u32(0..3) > 0).then(|| session(rng)),
             salt: (rng.u32(0..20) == 0).then(|| "salt".to_owned()),
+            id: None,
         }
     }
 
@@ -115,8 +140,8 @@ impl Draw {
         let rng = &mut self.rng;
         let mode = *rng.choice(&["abort", "wait", "keep"]).expect("there are three");
         let (name, mut options) = match rng.u32(0..12) {
-            0..=2 => ("sleep", json!({"level": rng.u8(1..=2), "mode": mode, "drain_ms": 2_000})),
-            3..=5 => ("pause", json!({"mode": mode, "clear": rng.bool(), "drain_ms": 2_000})),
+            0..=2 => ("sleep", sleep(rng, mode)),
+            3..=5 => ("pause", pause(rng, mode)),
             6..=8 => ("reset", json!({"external": rng.bool(), "running": rng.bool()})),
             9 => ("resume", json!({})),
             10 => ("wake", json!({"weights": "same"})),
@@ -133,17 +158,29 @@ impl Draw {
         Action { on, name, options }
     }
 
-    /// Calls that somebody else makes, one after the other.
-    pub(super) fn behind(&mut self) -> Vec<String> {
+    /// A sleep for a trainer, and what the trainer does.
+    pub(super) fn rollout(&mut self) -> (Value, Training) {
         let rng = &mut self.rng;
         let mode = *rng.choice(&["abort", "wait", "keep"]).expect("there are three");
-        let sleep = |level: u8| format!("POST /sleep?level={level}&mode={mode}");
-        let pause = |clear: bool| format!("POST /pause?mode={mode}&clear_cache={clear}");
+        let kinds = [Training::None, Training::Silent, Training::Versioned];
+        let training = *rng.choice(&kinds).expect("there are three");
+        let training = if self.trains { training } else { Training::None };
+        (sleep(rng, mode), training)
+    }
+
+    /// Calls that somebody else makes, one after the other.
+    pub(super) fn behind(&mut self, takes_weights: bool) -> Vec<String> {
+        let rng = &mut self.rng;
+        let mode = *rng.choice(&["abort", "wait", "keep"]).expect("there are three");
+        // Engines that do not know the argument ignore it.
+        let spared = if rng.u32(0..3) == 0 { "&clear_connector_cache=false" } else { "" };
+        let sleep = |level: u8| format!("POST /sleep?level={level}&mode={mode}{spared}");
+        let pause = |clear: bool| format!("POST /pause?mode={mode}&clear_cache={clear}{spared}");
         let (wake, resume) = ("POST /wake_up".to_owned(), "POST /resume".to_owned());
         match rng.u32(0..12) {
             0 => vec![sleep(1)],
             1 => vec![sleep(1), wake],
-            2 => vec![sleep(2), wake],
+            2 => vec![sleep(if takes_weights { 2 } else { 1 }), wake],
             3 => vec![sleep(0), resume],
             4 => vec![pause(false)],
             5 => vec![pause(true), resume],
@@ -167,6 +204,16 @@ impl Draw {
         };
         (route, fault)
     }
+}
+
+fn sleep(rng: &mut Rng, mode: &str) -> Value {
+    json!({"level": rng.u8(1..=2), "mode": mode, "drain_ms": 2_000, "keep_tier": rng.bool(),
+        "allow_evict": rng.bool()})
+}
+
+fn pause(rng: &mut Rng, mode: &str) -> Value {
+    json!({"mode": mode, "clear": rng.bool(), "drain_ms": 2_000, "keep_tier": rng.bool(),
+        "allow_evict": rng.bool()})
 }
 
 fn session(rng: &mut Rng) -> String {

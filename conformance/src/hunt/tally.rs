@@ -4,7 +4,21 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::fak::{Counted, Told};
+use fak_sim::Reused;
+
+use crate::fak::{Acted, Ask, Counted, Told};
+use crate::prompt::BLOCK_SIZE;
+
+/// What else went on when a request was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// Nothing.
+    Alone,
+    /// Other requests: one may use what another is about to store.
+    Together,
+    /// Something happened shortly before, or happens now.
+    Disturbed,
+}
 
 /// Counts of one lane, or of all.
 #[derive(Clone, Debug, Default)]
@@ -33,14 +47,18 @@ pub struct Tally {
     pub failures: Vec<String>,
     /// Tokens that engines reused, and those of them that were claimed.
     pub tokens: (u64, u64),
-    /// Tokens reused and not claimed, by what was said of the cache: `unknown` after something was
-    /// in doubt, `warm` and `cold` where the events were still on their way.
-    pub unclaimed: BTreeMap<String, usize>,
+    /// The same of requests that nothing disturbed, without what no event tells of.
+    pub quiet: (u64, u64),
+    /// And of these those of whose prompts fak did not say `unknown`: what it has lost sight of in
+    /// a doubt stays so until the engine stores it anew.
+    pub known: (u64, u64),
+    /// Tokens reused and not claimed, by why.
+    pub unclaimed: BTreeMap<String, u64>,
 }
 
 impl Tally {
-    /// One answer.
-    pub(super) fn answer(&mut self, told: &Told) {
+    /// One answer, and where its cached tokens came from, where anything tells.
+    pub(super) fn answer(&mut self, ask: &Ask, told: &Told, reused: Option<Reused>, heard: Heard) {
         self.steps += 1;
         let (200, Some(cached), true) = (told.status, told.cached, told.is_finished) else {
             // A dormant session's is the only request here that is the client's own fault.
@@ -53,10 +71,7 @@ impl Tally {
         };
         self.answered += 1;
         let claimed = told.claimed();
-        self.tokens.0 += cached;
-        self.tokens.1 += claimed.min(cached);
-        let unclaimed = usize::try_from(cached.saturating_sub(claimed)).unwrap_or(usize::MAX);
-        *self.unclaimed.entry(told.kv.clone()).or_default() += unclaimed;
+        self.count_tokens(ask, told, cached, (reused, heard));
         match claimed.cmp(&cached) {
             std::cmp::Ordering::Equal => self.confirmed += 1,
             std::cmp::Ordering::Less => self.under += 1,
@@ -65,6 +80,53 @@ impl Tally {
         if (told.kv == "warm") != (claimed > 0) {
             self.failures.push(format!("x-fak-kv contradicts x-fak-warm-tokens: {told:?}"));
         }
+    }
+
+    fn count_tokens(
+        &mut self,
+        ask: &Ask,
+        told: &Told,
+        cached: u64,
+        (reused, heard): (Option<Reused>, Heard),
+    ) {
+        let claimed = told.claimed().min(cached);
+        self.tokens.0 += cached;
+        self.tokens.1 += claimed;
+        let mut unclaimed = cached - claimed;
+        let mut silent = |why: &str, tokens: u64| {
+            let tokens = tokens.min(unclaimed);
+            unclaimed -= tokens;
+            if tokens > 0 {
+                *self.unclaimed.entry(why.to_owned()).or_default() += tokens;
+            }
+            tokens
+        };
+        // A connector may load the block with the prompt's last token too, which is then computed
+        // anew; no claim counts it.
+        let last = if cached == ask.prompt.len() as u64 { BLOCK_SIZE as u64 } else { 0 };
+        let by_design = silent("of the last block", last)
+            + silent("of a silent store", reused.map_or(0, |reused| reused.remote as u64));
+        let kv = &told.kv;
+        match heard {
+            Heard::Alone => silent(&format!("{kv}, alone"), u64::MAX),
+            Heard::Together => silent(&format!("{kv}, together"), u64::MAX),
+            Heard::Disturbed => silent(&format!("{kv}, disturbed"), u64::MAX),
+        };
+        if heard == Heard::Alone {
+            self.quiet.0 += cached - by_design;
+            self.quiet.1 += claimed;
+        }
+        if heard == Heard::Alone && kv != "unknown" {
+            self.known.0 += cached - by_design;
+            self.known.1 += claimed;
+        }
+    }
+
+    /// An action through fak.
+    pub(super) fn act(&mut self, name: &str, acted: &Acted) {
+        self.steps += 1;
+        let reason = acted.row["reason"].as_str().unwrap_or("without a row");
+        *self.acted.entry(format!("{name} {reason}")).or_default() += 1;
     }
 
     /// What fak counted, at the end of a lane.
@@ -94,29 +156,47 @@ impl Tally {
         self.failures.extend(other.failures);
         self.tokens.0 += other.tokens.0;
         self.tokens.1 += other.tokens.1;
+        self.quiet.0 += other.quiet.0;
+        self.quiet.1 += other.quiet.1;
+        self.known.0 += other.known.0;
+        self.known.1 += other.known.1;
         merge(&mut self.refused, other.refused);
         merge(&mut self.acted, other.acted);
         merge(&mut self.unclaimed, other.unclaimed);
     }
 
-    /// Claimed over reused tokens; 1 where nothing was reused.
+    /// Claimed over reused tokens.
     pub fn ratio(&self) -> f64 {
-        if self.tokens.0 == 0 { 1.0 } else { self.tokens.1 as f64 / self.tokens.0 as f64 }
+        ratio(self.tokens)
+    }
+
+    /// The same of requests that nothing disturbed and nothing is in doubt of.
+    pub fn known_ratio(&self) -> f64 {
+        ratio(self.known)
     }
 }
 
-fn merge(into: &mut BTreeMap<String, usize>, from: BTreeMap<String, usize>) {
+/// Of all reused tokens and the claimed ones; 1 where nothing was reused.
+fn ratio((reused, claimed): (u64, u64)) -> f64 {
+    if reused == 0 { 1.0 } else { claimed as f64 / reused as f64 }
+}
+
+fn merge<T: std::ops::AddAssign + Default>(
+    into: &mut BTreeMap<String, T>,
+    from: BTreeMap<String, T>,
+) {
     for (what, count) in from {
         *into.entry(what).or_default() += count;
     }
 }
 
+fn list<T: fmt::Display>(counts: &BTreeMap<String, T>) -> String {
+    let counts: Vec<_> = counts.iter().map(|(what, n)| format!("{n} {what}")).collect();
+    counts.join(", ")
+}
+
 impl fmt::Display for Tally {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |counts: &BTreeMap<String, usize>| {
-            let counts: Vec<_> = counts.iter().map(|(what, n)| format!("{n} {what}")).collect();
-            counts.join(", ")
-        };
         writeln!(out, "answered {}; refused: {}", self.answered, list(&self.refused))?;
         writeln!(out, "actions: {}", list(&self.acted))?;
         let (accidents, died) = (self.accidents, self.died);
@@ -133,6 +213,13 @@ impl fmt::Display for Tally {
         writeln!(
             out,
             "tokens: {reused} reused, {claimed} of them claimed; not claimed: {unclaimed}"
+        )?;
+        let (share, known) = (ratio(self.quiet), self.known_ratio());
+        let (reused, claimed) = self.quiet;
+        writeln!(
+            out,
+            "undisturbed: {reused} reused, {claimed} of them claimed: {share:.4}; {known:.4} where \
+             nothing is in doubt"
         )?;
         for failure in &self.failures {
             writeln!(out, "FAIL {failure}")?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fak_sim::{Binds, Connector, Faults, Sim, SimConfig};
+use fak_sim::{Binds, Connector, Faults, Reused, Sim, SimConfig};
 
 use super::{Endpoints, GPU_BLOCKS, MODEL_LEN_MAX, TIER_BLOCKS, Target};
 use crate::scenario::Profile;
@@ -16,6 +16,14 @@ const STEP: Duration = Duration::from_millis(2);
 #[derive(Debug, Default)]
 pub struct Simulated {
     sim: Option<Sim>,
+    connector: Option<Connector>,
+}
+
+impl Simulated {
+    /// One with this connector, whatever the profile has.
+    pub fn with(connector: Connector) -> Self {
+        Self { sim: None, connector: Some(connector) }
+    }
 }
 
 impl Target for Simulated {
@@ -29,7 +37,11 @@ impl Target for Simulated {
                 sim.restart().await?;
                 sim
             }
-            None => Sim::start(config(profile), Binds::default()).await?,
+            None => {
+                let config = config(profile);
+                let connector = self.connector.unwrap_or(config.connector);
+                Sim::start(SimConfig { connector, ..config }, Binds::default()).await?
+            }
         };
         let endpoints = Endpoints {
             base_url: sim.base_url(),
@@ -42,6 +54,16 @@ impl Target for Simulated {
 
     fn faults(&self) -> Option<Arc<Faults>> {
         self.sim.as_ref().map(Sim::faults)
+    }
+
+    fn reused(&self, request: &str) -> Option<Reused> {
+        self.sim.as_ref()?.reused(&format!("cmpl-{request}-0"))
+    }
+
+    fn put_weights(&mut self, version: u64) {
+        if let Some(sim) = &mut self.sim {
+            sim.set_checkpoint(version);
+        }
     }
 }
 

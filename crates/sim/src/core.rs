@@ -19,14 +19,14 @@ mod schedule;
 pub mod stats;
 pub mod tier;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use connector::{Connector, Tiers};
 use control::{Idle, Memory, Pause};
 use events::{Event, GroupKind};
 use hash::{BlockHash, Identity};
-use pool::{Key, Pool};
-use request::{Ask, Finish, Output, Queue, Request, RequestId};
+use pool::{BlockId, Key, Pool};
+use request::{Ask, Finish, Output, Queue, Request, RequestId, Reused};
 use stats::{Counters, Gauges};
 use tier::Tier;
 
@@ -80,6 +80,8 @@ pub struct Engine {
     checkpoint: u64,
     counters: Counters,
     gauges: Gauges,
+    /// The latest requests by their external ids, oldest first.
+    reused: VecDeque<(String, Reused)>,
 }
 
 /// What a step did.
@@ -137,6 +139,7 @@ impl Engine {
             checkpoint,
             counters: Counters::default(),
             gauges: Gauges::default(),
+            reused: VecDeque::new(),
             config,
         }
     }
@@ -281,19 +284,33 @@ impl Engine {
         };
         let keys: Vec<Key> = hashes[local.blocks..].iter().map(|h| (*h, 0)).collect();
         let (part, loaded) = self.tiers.lookup(&keys).unwrap_or((0, 0));
-        let stale_local =
-            local.tables[0].iter().filter(|id| self.pool.weights(**id) != self.weights);
-        let stale_loaded =
-            keys[..loaded].iter().filter(|key| self.tiers.weights(part, key) != Some(self.weights));
         Holds {
             gpu: local.blocks,
             cpu: run(self.tiers.host()),
             remote: run(self.tiers.remote()),
             hit_tokens: (local.blocks + loaded) * self.config.block_size,
-            stale: stale_local.count() + stale_loaded.count(),
+            stale: self.stale(&local.tables[0], (part, &keys[..loaded])),
         }
     }
+
+    /// Blocks of a hit that other weights than the current ones computed.
+    fn stale(&self, local: &[BlockId], (part, loaded): (usize, &[Key])) -> usize {
+        let local = local.iter().filter(|id| self.pool.weights(**id) != self.weights);
+        let differs = |key: &&Key| self.tiers.weights(part, key) != Some(self.weights);
+        local.count() + loaded.iter().filter(differs).count()
+    }
+
+    /// What a request, named by its external id, took from caches; nothing of one that was never
+    /// scheduled, or too many requests ago.
+    #[must_use]
+    pub fn reused(&self, external_id: &str) -> Option<Reused> {
+        let found = self.reused.iter().rev().find(|(id, _)| id == external_id);
+        found.map(|(_, reused)| *reused)
+    }
 }
+
+/// Requests whose [`Reused`] is remembered.
+const REUSED_MAX: usize = 1024;
 
 /// Room of the shared store; far more than any test fills.
 const REMOTE_CHUNKS: usize = 1 << 20;

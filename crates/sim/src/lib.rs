@@ -26,6 +26,7 @@ pub mod sim;
 pub mod tokenizer;
 
 pub use crate::core::connector::Connector;
+pub use crate::core::request::Reused;
 pub use crate::faults::{Faults, RouteFault, StreamCut};
 pub use crate::profile::Profile;
 pub use crate::sim::{Binds, Sim, SimConfig, StartError};

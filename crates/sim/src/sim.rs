@@ -17,6 +17,7 @@ use zeromq::{PubSocket, RouterSocket, Socket};
 
 use crate::core::connector::Connector;
 use crate::core::hash::{Identity, Lora};
+use crate::core::request::Reused;
 use crate::core::stats::Counters;
 use crate::core::tier::Tier;
 use crate::core::{Config, Engine, Holds, model};
@@ -263,6 +264,12 @@ impl Sim {
     pub fn holds(&self, prompt: &[u32], salt: Option<&str>) -> Holds {
         let identity = Identity { salt: salt.map(str::to_owned), lora: None };
         self.holds_of(0, prompt, &identity)
+    }
+
+    /// What a request of this life took from caches, by the id that `/abort_requests` would take.
+    #[must_use]
+    pub fn reused(&self, external_id: &str) -> Option<Reused> {
+        self.life.ranks.iter().find_map(|rank| rank.lock().engine.reused(external_id))
     }
 
     /// Salt and adapter of a request, by the names that the request would use.

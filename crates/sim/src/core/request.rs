@@ -79,6 +79,20 @@ pub struct CachedTokens {
     pub created: usize,
 }
 
+/// Where the cached tokens of one request came from. No engine tells this: it is for whoever holds
+/// claims against the truth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reused {
+    /// Tokens from the device cache.
+    pub gpu: usize,
+    /// Tokens from the host tier.
+    pub cpu: usize,
+    /// Tokens from the shared store.
+    pub remote: usize,
+    /// Tokens of these that other weights than the current ones computed, also after a preemption.
+    pub stale: usize,
+}
+
 /// One step's news of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {

@@ -5,8 +5,8 @@
 use super::events::{Event, GroupKind, Medium, Stored};
 use super::hash::BlockHash;
 use super::pool::{BlockId, Key};
-use super::request::{CachedTokens, Output, Request, RequestId, Status};
-use super::{Engine, Step, control::Pause, model};
+use super::request::{CachedTokens, Output, Request, RequestId, Reused, Status};
+use super::{Engine, REUSED_MAX, Step, control::Pause, model};
 
 /// A device hit: leading blocks that every group holds, and the groups' tables.
 #[derive(Debug, Default)]
@@ -192,6 +192,9 @@ impl Engine {
         if fresh {
             self.adopt(request, &hit);
             self.count_lookup(request, local, (part, loaded * block_size));
+            let keys = chunk_keys(&request.hashes[hit.blocks..hit.blocks + loaded]);
+            let stale = self.stale(&hit.tables[0], (part, &keys)) * block_size;
+            self.remember(request, (local, part, loaded * block_size), stale);
         }
         let fitted = self.allocate(request, if loaded > 0 { known } else { known + count });
         assert!(fitted, "room for the whole request was checked");
@@ -276,6 +279,23 @@ impl Engine {
             }
         }
         request.cached = Some(CachedTokens { local, external: loaded, created: 0 });
+    }
+
+    /// For [`Engine::reused`]; of a preempted request's later lookups only what was stale counts.
+    fn remember(&mut self, request: &Request, found: (usize, usize, usize), stale: usize) {
+        let (gpu, part, loaded) = found;
+        let id = &request.ask.external_id;
+        if request.preemptions > 0 {
+            let known = self.reused.iter_mut().rev().find(|(known, _)| known == id);
+            known.into_iter().for_each(|(_, reused)| reused.stale += stale);
+            return;
+        }
+        let is_host = self.tiers.is_host(part);
+        let (cpu, remote) = if is_host { (loaded, 0) } else { (0, loaded) };
+        if self.reused.len() == REUSED_MAX {
+            self.reused.pop_front();
+        }
+        self.reused.push_back((id.clone(), Reused { gpu, cpu, remote, stale }));
     }
 
     /// Gives a request blocks for `end` tokens, after those out of the window are let go.

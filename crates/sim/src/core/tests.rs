@@ -413,6 +413,11 @@ fn blocks_of_old_weights_stay_hittable_and_the_oracle_says_so() {
     assert_eq!((holds.hit_tokens, holds.stale), (8, 2));
     assert_eq!(engine.reset_prefix_cache(false, false), Ok(true));
     assert_eq!(engine.holds(&prompt, &Identity::default()).stale, 2, "the tier was kept");
+    let named = Ask { external_id: "two".to_owned(), ..ask(2, prompt, 1) };
+    run(&mut engine, named);
+    let took = request::Reused { gpu: 0, cpu: 8, remote: 0, stale: 8 };
+    assert_eq!(engine.reused("two"), Some(took));
+    assert_eq!(engine.reused("three"), None);
 }
 
 #[test]
