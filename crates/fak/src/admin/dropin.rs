@@ -12,7 +12,7 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse as _, Response};
-use fak_kernel::witness::{Level, Move, Part, Refusal, Weights};
+use fak_kernel::witness::{Level, Move, Part, Parts, Refusal, Weights};
 use fak_kernel::{Disposition, Phase};
 use futures_util::future::join_all;
 use http::StatusCode;
@@ -104,7 +104,7 @@ async fn run(
 ) -> Response {
     let asked = || {
         let parameters = Parameters::new(pairs, accepted)?;
-        query::no_body(&body, accepted)?;
+        query::no_body(&body, &parameters, accepted)?;
         let (mv, answer) = read(&parameters)?;
         Ok::<_, Invalid>((mv, answer, meant(&state, parameters.worker())?))
     };
@@ -139,6 +139,7 @@ impl End {
 }
 
 async fn act(state: &AdminState, worker: &Arc<str>, mv: Move) -> End {
+    let mv = weighed(state, worker, mv);
     let row = state.lifecycle.act(worker, Request::new(mv)).await;
     let outcome = match &row {
         Err(_) => Outcome::Failed,
@@ -151,6 +152,18 @@ async fn act(state: &AdminState, worker: &Arc<str>, mv: Move) -> End {
         }
     };
     End { worker: Arc::clone(worker), outcome, row }
+}
+
+/// `mv`, with what a wake by these routes says of the weights. Who has their memory awake already
+/// woke it to write into it (so verl, SkyRL and TRL do): what it goes on with are other weights,
+/// loaded by their owner, and nothing that older ones computed may be found again. Who has not has
+/// loaded none, and is not taken at more than its level.
+fn weighed(state: &AdminState, worker: &str, mv: Move) -> Move {
+    let Move::Wake { tags, .. } = mv else { return mv };
+    let fleet = state.fleet.snapshot();
+    let awake = fleet.get(worker).map_or(Parts::NONE, |view| view.state.standing.awake);
+    let is_loaded = awake.covers(Parts::of(Part::Weights));
+    Move::Wake { tags, weights: if is_loaded { Weights::Loaded } else { Weights::Unproven } }
 }
 
 /// Whether what was refused as a repeat is as if it had been done: vLLM answers repeats with

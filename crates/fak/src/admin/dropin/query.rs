@@ -14,6 +14,8 @@ use super::envelope;
 
 /// Characters of a wrong value that are shown.
 const SHOWN_MAX: usize = 128;
+/// Flags that are down where nobody raises them.
+const DOWN_BY_DEFAULT: [&str; 2] = ["reset_running_requests", "reset_external"];
 
 /// A parameter that is wrong.
 #[derive(Debug)]
@@ -130,10 +132,18 @@ impl Parameters {
     }
 }
 
-/// vLLM reads no body on these routes, so that what stands in one would do nothing.
-pub(super) fn no_body(body: &Bytes, accepted: &[&str]) -> Result<(), Invalid> {
+/// vLLM reads no body on these routes, so that what stands in one would do nothing. What says no
+/// more than what happens anyway may stand there: SkyRL's client sends
+/// `{"reset_running_requests":false}`.
+pub(super) fn no_body(body: &Bytes, query: &Parameters, accepted: &[&str]) -> Result<(), Invalid> {
+    let is_so_anyway = |(name, value): &(&String, &Value)| {
+        let is_flag = DOWN_BY_DEFAULT.contains(&name.as_str()) && accepted.contains(&name.as_str());
+        is_flag && **value == false && query.get(name).is_none()
+    };
     let named = match serde_json::from_slice(body) {
-        Ok(Value::Object(fields)) => fields.keys().next().cloned(),
+        Ok(Value::Object(fields)) => {
+            fields.iter().find(|field| !is_so_anyway(field)).map(|(name, _)| name.clone())
+        }
         Ok(Value::Null) => None,
         _ if body.is_empty() => None,
         _ => Some("body".to_owned()),

@@ -72,6 +72,14 @@ async fn level_zero_and_what_vllm_would_ignore_are_refused() {
     for (path, body, param) in [
         ("/sleep?lvel=2", "", "query.lvel"),
         ("/sleep", r#"{"level":2}"#, "body.level"),
+        ("/pause", r#"{"clear_cache":false}"#, "body.clear_cache"),
+        ("/sleep", r#"{"reset_external":false}"#, "body.reset_external"),
+        ("/reset_prefix_cache", r#"{"reset_external":true}"#, "body.reset_external"),
+        (
+            "/reset_prefix_cache?reset_external=true",
+            r#"{"reset_external":false}"#,
+            "body.reset_external",
+        ),
         ("/wake_up?tags=weight", "", "query.tags"),
         ("/sleep?level=one", "", "query.level"),
         ("/sleep?level=-1", "", "query.level"),
@@ -83,6 +91,46 @@ async fn level_zero_and_what_vllm_would_ignore_are_refused() {
         assert_eq!(error["type"], "Bad Request");
     }
     assert_eq!(rig.get("/fak/v1/workers/w0").await.json()["phase"], "serving");
+}
+
+#[tokio::test]
+async fn a_body_that_says_what_happens_anyway_is_no_mistake() {
+    let rig = Rig::start(1).await;
+    // As SkyRL's client asks.
+    for body in ["{}", "null", r#"{"reset_running_requests":false}"#] {
+        let answer = rig.post("/reset_prefix_cache", body).await;
+        assert_eq!(answer.json(), json!({"success": true}), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn weights_that_were_woken_first_are_loaded_by_who_woke_them() {
+    let rig = Rig::start(1).await;
+    for level in [1, 2] {
+        assert_eq!(rig.post(&format!("/sleep?level={level}"), "").await.status, 200);
+        assert_eq!(rig.post("/wake_up?tags=weights", "").await.json()["status"], "sleeping");
+        let woken = rig.post("/wake_up?tags=kv_cache", "").await;
+        assert_eq!(woken.json()["status"], "awake", "{}", woken.text);
+        let worker = rig.get("/fak/v1/workers/w0").await.json();
+        assert_eq!(worker["phase"], "serving", "level {level}");
+        let rows = rig.get("/fak/v1/witness?action=wake&newest_first=true").await.json();
+        let reset = json!(["/wake_up?tags=kv_cache", "/reset_prefix_cache?reset_external=true"]);
+        assert_eq!(rows[0]["asked"]["calls"], reset, "KV of the old weights is not kept");
+        assert_eq!(rows[0]["kv"], "forgotten");
+    }
+}
+
+#[tokio::test]
+async fn weights_that_nobody_had_a_chance_to_load_are_not_served() {
+    let rig = Rig::start(1).await;
+    assert_eq!(rig.post("/sleep?level=2", "").await.status, 200);
+    let woken = rig.post("/wake_up", "").await;
+    assert_eq!(woken.status, 502, "{}", woken.text);
+    assert_eq!(woken.json()["workers"][0]["row"]["reason"], "weights_not_proven");
+    assert_eq!(rig.get("/fak/v1/workers/w0").await.json()["serving"], false);
+    // Their memory is awake now: who loads them and asks again is served.
+    assert_eq!(rig.post("/wake_up", "").await.json()["status"], "awake");
+    assert_eq!(rig.get("/fak/v1/workers/w0").await.json()["serving"], true);
 }
 
 #[tokio::test]

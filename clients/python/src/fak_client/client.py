@@ -1,0 +1,390 @@
+"""fak, asked from code that blocks.
+
+Invariant: no action is sent twice by itself. Each method is one call of `calls`; what it sends and
+how its answer is read stands there, for both clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Literal, TypeVar
+
+import httpx
+
+from . import calls, link
+from .calls import Call, Target
+from .model import Begun, Ended, Event, Hold, Session, WitnessRow, Worker
+from .statement import Statement
+from .stream import Reader
+from .words import Action, Disposition, Level, Mode, Tag, Weights
+
+T = TypeVar("T")
+
+
+class Client:
+    """One fak. Methods raise `FakError`s; a context manager, which closes its connections."""
+
+    #: Where fak is: `http://host:port`, which is also the base of its OpenAI routes.
+    address: str
+    #: Sleep, train, wake.
+    rollout: Rollouts
+
+    def __init__(
+        self,
+        address: str | None = None,
+        key: str | None = None,
+        *,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """`FAK_ADDR` (http://127.0.0.1:8080 by default) and `FAK_KEY` where they are not given.
+
+        Raises `ValueError` for an address or a key that cannot be one.
+        """
+        settings = link.settings(address, key)
+        self.address = settings["base_url"]
+        self._http = httpx.Client(transport=transport, **settings)
+        self.rollout = Rollouts(self)
+
+    def __enter__(self) -> Client:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes its connections."""
+        self.close()
+
+    def close(self) -> None:
+        """Closes its connections."""
+        self._http.close()
+
+    def run(self, call: Call[T]) -> T:
+        """Makes one call."""
+        try:
+            response = self._http.request(
+                call.method,
+                call.path,
+                params=call.query,
+                json=call.body,
+                timeout=link.ACTS if call.acts else link.READS,
+            )
+        except httpx.HTTPError as error:
+            raise link.broken(error, self._http.base_url) from error
+        return call.answer(response.status_code, response.content)
+
+    def workers(self) -> tuple[Worker, ...]:
+        """Every worker."""
+        return self.run(calls.workers())
+
+    def worker(self, worker: str) -> Worker:
+        """One worker."""
+        return self.run(calls.worker(worker))
+
+    def sessions(
+        self, *, worker: str | None = None, limit: int | None = None
+    ) -> tuple[Session, ...]:
+        """Sessions, the last seen first."""
+        return self.run(calls.sessions(worker=worker, limit=limit))
+
+    def session(self, session: str) -> Session:
+        """One session."""
+        return self.run(calls.session(session))
+
+    def end_session(self, session: str) -> None:
+        """Forgets a session's binding and totals."""
+        self.run(calls.end_session(session))
+
+    def witness(
+        self,
+        *,
+        worker: str | None = None,
+        session: str | None = None,
+        action: Action | None = None,
+        kv: Disposition | None = None,
+        after: int | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+    ) -> tuple[WitnessRow, ...]:
+        """Rows of the ledger, the oldest first; 1,000 at most."""
+        return self.run(
+            calls.witness(
+                worker=worker,
+                session=session,
+                action=action,
+                kv=kv,
+                after=after,
+                limit=limit,
+                newest_first=newest_first,
+            )
+        )
+
+    @contextmanager
+    def events(self, *, after: int | None = None) -> Iterator[Iterator[Event]]:
+        """The ledger as it is written, from the block's start on, or after the event with that id.
+
+        Never ends by itself: once fak does, or the connection, the iterator raises `Unreachable`.
+        """
+        call = calls.events()
+        headers = {} if after is None else {"last-event-id": str(after)}
+        stream = self._http.stream(call.method, call.path, headers=headers, timeout=link.STREAMS)
+        with _told(self._http), stream as response:
+            if response.status_code != 200:
+                call.answer(response.status_code, response.read())
+            yield self._events(response)
+
+    def _events(self, response: httpx.Response) -> Iterator[Event]:
+        reader = Reader()
+        with _told(self._http):
+            for line in response.iter_lines():
+                yield from reader.line(line)
+        raise link.ended()
+
+    def pause(
+        self,
+        *,
+        worker: str | None = None,
+        session: str | None = None,
+        mode: Mode | None = None,
+        clear: bool = False,
+        keep_tier: bool = False,
+        allow_evict: bool = False,
+        drain_ms: int | None = None,
+        force: bool = False,
+        holder: str | None = None,
+    ) -> WitnessRow:
+        """Stops a worker's scheduler. Drops nothing, unless `clear`."""
+        return self.run(
+            calls.pause(
+                Target(worker, session, force, holder),
+                mode=mode,
+                clear=clear,
+                keep_tier=keep_tier,
+                allow_evict=allow_evict,
+                drain_ms=drain_ms,
+            )
+        )
+
+    def resume(
+        self,
+        *,
+        worker: str | None = None,
+        session: str | None = None,
+        force: bool = False,
+        holder: str | None = None,
+    ) -> WitnessRow:
+        """Starts it again."""
+        return self.run(calls.resume(Target(worker, session, force, holder)))
+
+    def sleep(
+        self,
+        *,
+        level: Level,
+        worker: str | None = None,
+        session: str | None = None,
+        mode: Mode | None = None,
+        keep_tier: bool = False,
+        allow_evict: bool = False,
+        drain_ms: int | None = None,
+        force: bool = False,
+        holder: str | None = None,
+    ) -> WitnessRow:
+        """Frees the device's memory: the gpu tier is dropped, a connector's unless `keep_tier`."""
+        return self.run(
+            calls.sleep(
+                Target(worker, session, force, holder),
+                level=level,
+                mode=mode,
+                keep_tier=keep_tier,
+                allow_evict=allow_evict,
+                drain_ms=drain_ms,
+            )
+        )
+
+    def wake(
+        self,
+        *,
+        worker: str | None = None,
+        session: str | None = None,
+        tags: Iterable[Tag] = (),
+        weights: Weights | None = None,
+        force: bool = False,
+        holder: str | None = None,
+    ) -> WitnessRow:
+        """Takes the device's memory back: all of it, or what `tags` name."""
+        target = Target(worker, session, force, holder)
+        return self.run(calls.wake(target, tags=tuple(tags), weights=weights))
+
+    def reset(
+        self,
+        *,
+        worker: str | None = None,
+        session: str | None = None,
+        external: bool = False,
+        running: bool = False,
+        force: bool = False,
+        holder: str | None = None,
+    ) -> WitnessRow:
+        """Drops the prefix cache; a connector's tiers as well where `external`."""
+        target = Target(worker, session, force, holder)
+        return self.run(calls.reset(target, external=external, running=running))
+
+    def quarantine(
+        self,
+        *,
+        session: str,
+        flush: bool = False,
+        isolate: bool = False,
+        force: bool = False,
+        holder: str | None = None,
+    ) -> WitnessRow:
+        """Drops its worker's whole cache (`flush`), or gives the session a new salt (`isolate`)."""
+        target = Target(None, session, force, holder)
+        return self.run(calls.quarantine(target, flush=flush, isolate=isolate))
+
+
+@contextmanager
+def _told(http: httpx.Client) -> Iterator[None]:
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise link.broken(error, http.base_url) from error
+
+
+class Rollouts:
+    """The rollout verbs; called, a block that begins a rollout and ends it."""
+
+    def __init__(self, client: Client) -> None:
+        """Of a client."""
+        self._client = client
+
+    def holds(self) -> tuple[Hold, ...]:
+        """Workers that a rollout holds."""
+        return self._client.run(calls.holds())
+
+    def begin(
+        self,
+        *,
+        workers: Iterable[str] | None = None,
+        level: Level | None = None,
+        mode: Mode | None = None,
+        keep_tier: bool = False,
+        allow_evict: bool = False,
+        drain_ms: int | None = None,
+        holder: str | None = None,
+        canary: bool = False,
+    ) -> tuple[Begun, ...]:
+        """Drains workers, all by default, puts them to sleep and holds them.
+
+        When it returns, their GPUs are free. Raises `Refused` or `Failed`, with a result for each
+        worker, where that is not so of one of them.
+        """
+        return self._client.run(
+            calls.rollout_begin(
+                workers=None if workers is None else tuple(workers),
+                level=level,
+                mode=mode,
+                keep_tier=keep_tier,
+                allow_evict=allow_evict,
+                drain_ms=drain_ms,
+                holder=holder,
+                canary=canary,
+            )
+        )
+
+    def end(
+        self,
+        *,
+        weights: Weights,
+        workers: Iterable[str] | None = None,
+        holder: str | None = None,
+        weight_version: str | None = None,
+        stage: Literal["weights"] | None = None,
+        canary: bool | None = None,
+    ) -> tuple[Ended, ...]:
+        """Wakes workers, evicts what other weights computed, and lets the workers go.
+
+        When it returns, they serve; with `stage="weights"` only the weights' memory is awake, to be
+        written to. Raises `Refused` or `Failed`, with a result for each worker.
+        """
+        return self._client.run(
+            calls.rollout_end(
+                weights=weights,
+                workers=None if workers is None else tuple(workers),
+                holder=holder,
+                weight_version=weight_version,
+                stage=stage,
+                canary=canary,
+            )
+        )
+
+    def __call__(
+        self,
+        *,
+        workers: Iterable[str] | None = None,
+        level: Level | None = None,
+        mode: Mode | None = None,
+        keep_tier: bool = False,
+        allow_evict: bool = False,
+        drain_ms: int | None = None,
+        holder: str | None = None,
+        canary: bool = False,
+    ) -> Rollout:
+        """A block in which the GPUs are the trainer's.
+
+        In it, say `same()`, `loaded(version)` or `changed(version)`. An exception, or silence,
+        leaves the workers asleep and held: nothing unproven is served.
+        """
+        named = None if workers is None else tuple(workers)
+        begin = calls.rollout_begin(
+            workers=named,
+            level=level,
+            mode=mode,
+            keep_tier=keep_tier,
+            allow_evict=allow_evict,
+            drain_ms=drain_ms,
+            holder=holder,
+            canary=canary,
+        )
+        return Rollout(self._client, begin, named, holder)
+
+
+class Rollout(Statement):
+    """A block of `Client.rollout`."""
+
+    def __init__(
+        self,
+        client: Client,
+        begin: Call[tuple[Begun, ...]],
+        workers: tuple[str, ...] | None,
+        holder: str | None,
+    ) -> None:
+        """Not begun yet."""
+        super().__init__()
+        self._client, self._begin, self._workers, self._holder = client, begin, workers, holder
+
+    def __enter__(self) -> Rollout:
+        """Begins it."""
+        self.begun = self._client.run(self._begin)
+        return self
+
+    def wake_weights(self) -> tuple[Ended, ...]:
+        """Wakes the weights' memory alone, so that new weights can be written into it."""
+        return self._client.rollout.end(
+            weights="unproven", workers=self._workers, holder=self._holder, stage="weights"
+        )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ends it as was said; or leaves the workers asleep and held, and says so."""
+        if error is not None:
+            self._leave(error, self._holder)
+            return
+        weights, version = self._word(self._holder)
+        self.ended = self._client.rollout.end(
+            weights=weights, workers=self._workers, holder=self._holder, weight_version=version
+        )

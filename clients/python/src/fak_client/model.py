@@ -1,0 +1,178 @@
+"""What fak answers with.
+
+Invariant: each field has the name and the meaning that it has in fak's JSON. A field that fak may
+not know is `None` where it does not: never 0, never a guess.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from .words import (
+    Action,
+    Canary,
+    Disposition,
+    Evidence,
+    Outcome,
+    Phase,
+    Rest,
+    Run,
+    Tier,
+    Trust,
+)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What is proven to be in a tier."""
+
+    #: `None` where no rank of the worker publishes events.
+    blocks: int | None
+
+
+@dataclass(frozen=True)
+class Stream:
+    """How far a rank's event stream is."""
+
+    rank: int
+    state: Trust
+    #: The last batch that was taken in; the engine counts from 0 in each of its lives.
+    last_seq: int | None
+    #: Whether its engine looks prompts up while no event of it is heard.
+    blind: bool
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One vLLM server."""
+
+    id: str
+    url: str
+    models: tuple[str, ...]
+    phase: Phase
+    serving: bool
+    state: Trust
+    #: A tier that the worker does not have is absent.
+    tiers: Mapping[Tier, Held]
+    sessions: int
+    sessions_active: int
+    in_flight: int
+    weight_version: str | None
+    #: The number of the last row on it.
+    last_witness: int | None
+    streams: tuple[Stream, ...]
+    recovering: bool
+    reachable: bool
+    progressing: bool
+    incarnation: str | None
+    version: str | None
+    claimed_tokens: int
+    cached_tokens: int
+    #: Whose rollout holds it.
+    held_by: str | None = None
+
+
+@dataclass(frozen=True)
+class Session:
+    """Calls that belong together, and the worker that served them last."""
+
+    id: str
+    worker: str | None
+    run: Run
+    phase: Phase | None
+    serving: bool
+    claimed_tokens: int
+    cached_tokens: int
+    last_witness: int | None
+    #: What put it to rest.
+    reason: Rest | None
+    dormant_since: int | None
+    warm: bool
+    isolated: bool
+    #: In Unix milliseconds, as is `last_seen_at`.
+    created_at: int
+    last_seen_at: int
+
+
+@dataclass(frozen=True)
+class WitnessRow:
+    """What was asked of a worker, answered and observed, and what became of its KV."""
+
+    seq: int
+    #: RFC 3339, UTC.
+    at: str
+    worker: str
+    rank: int | None
+    incarnation: str | None
+    session: str | None
+    action: Action
+    level: int | None
+    phase: Phase
+    #: Of the gpu tier.
+    kv: Disposition
+    tiers: Mapping[Tier, Disposition]
+    weight_version: str | None
+    warm_demoted: bool
+    serving: bool
+    evidence: Evidence
+    #: JSON, as it was sent, answered and seen.
+    asked: object
+    answered: object
+    observed: object
+    reason: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """The ledger as it is written."""
+
+    #: Where to go on from after a cut.
+    id: int
+    #: `intent` while the outcome is not recorded, `witness` once it is.
+    kind: Literal["intent", "witness"]
+    row: WitnessRow
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """How a rollout verb ended on one worker."""
+
+    worker: str
+    outcome: Outcome
+    phase: Phase
+    #: Whose rollout holds it now.
+    held_by: str | None
+    #: A word.
+    reason: str
+    #: A text, where there is more to say than the reason.
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Begun(RolloutResult):
+    """How `begin` ended on one worker."""
+
+    #: Asleep by answer and by observation, and nothing runs: what a trainer may rely on.
+    gpu_free: bool
+    #: Requests that the engine said it runs; `None` where it did not say.
+    running: int | None
+    row: WitnessRow | None
+
+
+@dataclass(frozen=True)
+class Ended(RolloutResult):
+    """How `end` ended on one worker."""
+
+    serving: bool
+    canary: Canary
+    weight_version: str | None
+    rows: tuple[WitnessRow, ...]
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A worker that a rollout holds."""
+
+    worker: str
+    holder: str
+    since: str
