@@ -5,6 +5,7 @@
 //! are cold, the call leaves, the engine is observed, the outcome is written; and the door opens
 //! only on a worker that was seen to serve.
 
+mod inherited;
 mod learn;
 mod marker;
 mod owner;

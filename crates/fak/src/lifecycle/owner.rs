@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use fak_kernel::rank::{Event, Note};
 use fak_kernel::vocab::PerTier;
 use fak_kernel::witness::{
-    Answer, Call, Mode, Move, Observed, Plan, Refusal, Seen, Standing, Verdict, judge, plan,
+    Answer, Call, Mode, Move, Observed, Plan, Refusal, Seen, Verdict, judge, plan,
 };
 use fak_kernel::{Disposition, Evidence, Phase};
 use futures_util::future::join_all;
@@ -19,7 +19,8 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::probe::{Look, Progress};
 use super::recovery::Recovery;
 use super::rows::{error_chain, new_intent, outcome, told};
-use super::{Command, Error, Request, learn, marker, translate, weights};
+use super::weights::{self, Inheritance};
+use super::{Command, Error, Request, learn, marker, translate};
 use crate::events::blind::{self, Blindness};
 use crate::events::discover::{self, Source};
 use crate::events::stream::{Handle, Sink, Status, Stream};
@@ -74,18 +75,19 @@ impl Refuser {
             asked: translate::refusal_json(why),
             ..new_intent(request.mv, request.session.clone())
         };
-        let outcome = outcome(&verdict, Value::Null, Value::Null);
+        let weight_version = view.state.weight_version.as_deref();
+        let outcome = outcome(&verdict, weight_version, Value::Null, Value::Null);
         Ok(self.store.note(intent, outcome).await?)
     }
 }
 
 /// One worker's owner; it lives by [`run`](Self::run).
 pub struct Owner {
-    config: Config,
-    worker: Arc<Worker>,
+    pub(super) config: Config,
+    pub(super) worker: Arc<Worker>,
     commands: mpsc::Receiver<Command>,
     is_busy: Arc<AtomicBool>,
-    state: State,
+    pub(super) state: State,
     ranks: Vec<Handle>,
     streams: TaskGroup,
     /// What ranks notice, with their numbers: for their streams, and what came.
@@ -101,6 +103,7 @@ pub struct Owner {
     blindness: Vec<(Blindness, bool)>,
     /// Until it has ended, nobody is shown the ranks.
     recovery: Recovery,
+    pub(super) inheritance: Inheritance,
 }
 
 /// Times that an engine which does not tell its connector is asked for it.
@@ -135,6 +138,7 @@ impl Owner {
             progress: Progress::default(),
             blindness: Vec::new(),
             recovery: Recovery::default(),
+            inheritance: Inheritance::default(),
         }
     }
 
@@ -228,6 +232,7 @@ impl Owner {
         if !self.has_learnt || is_other_life {
             self.learn().await;
         }
+        self.inherit(look).await?;
         if !was_heard && !self.ranks.is_empty() {
             let (store, worker) = (&self.config.store, &self.worker.id);
             self.recovery = Recovery::begin(store, worker, look.incarnation().as_deref()).await;
@@ -239,14 +244,7 @@ impl Owner {
         if self.state.incarnation.is_none() {
             self.state.incarnation = look.incarnation();
         }
-        if look.weight_version.is_some() && look.weight_version != self.state.weight_version {
-            let was_known = self.state.weight_version.is_some();
-            self.state.weight_version.clone_from(&look.weight_version);
-            // A new process says the version that it was started with: that is the restart's row.
-            if was_known && !is_other_life {
-                self.notice(Move::Weights, look).await?;
-            }
-        }
+        self.see_version(look, is_other_life).await?;
         let observed = translate::observed(&look.observation);
         if self.state.standing.has_drifted(Seen::read(&observed, &self.state.capabilities)) {
             self.notice(Move::Drift, look).await?;
@@ -343,8 +341,9 @@ impl Owner {
         };
         let verdict = self.judge_noticed(mv, &Observed::Nothing);
         let intent = NewIntent { rank: Some(rank), ..self.new_intent(mv, None, Value::Null) };
-        let written = self.config.store.note(intent, outcome(&verdict, Value::Null, Value::Null));
-        self.written(written.await);
+        let outcome = self.outcome(&verdict, Value::Null, Value::Null);
+        let written = self.config.store.note(intent, outcome).await;
+        self.written(written);
         self.publish();
     }
 
@@ -355,7 +354,7 @@ impl Owner {
         self.tell(Event::Distrust { kv: verdict.kv }).await;
         let seen = json!({ "claimed_tokens": claimed, "cached_tokens": cached });
         let reason = "contradicted".to_owned();
-        let outcome = Outcome { reason, ..outcome(&verdict, Value::Null, seen) };
+        let outcome = Outcome { reason, ..self.outcome(&verdict, Value::Null, seen) };
         let intent = self.new_intent(Move::Gap, None, Value::Null);
         let written = self.config.store.note(intent, outcome).await;
         self.written(written);
@@ -363,8 +362,8 @@ impl Owner {
     }
 
     /// Something happened that nobody asked fak for: beliefs first, then the row.
-    async fn notice(&mut self, mv: Move, look: &Look) -> Result<(), store::Error> {
-        let is_first = self.state.standing == Standing::UNOBSERVED;
+    pub(super) async fn notice(&mut self, mv: Move, look: &Look) -> Result<(), store::Error> {
+        let is_first = weights::is_first(&self.state.standing);
         let verdict = self.judge_noticed(mv, &translate::observed(&look.observation));
         match mv {
             Move::Restart => self.tell(Event::NewIncarnation).await,
@@ -376,10 +375,11 @@ impl Owner {
         self.state.standing = verdict.next;
         let observed = translate::observed_json(&look.observation);
         let intent = self.new_intent(mv, None, Value::Null);
-        let row = self.config.store.note(intent, outcome(&verdict, Value::Null, observed)).await?;
+        let outcome = self.outcome(&verdict, Value::Null, observed);
+        let row = self.config.store.note(intent, outcome).await?;
         told(&row, "noticed");
         self.state.last_witness = Some(row.seq);
-        self.state.weights_epoch = weights::noticed(mv, self.state.weights_epoch, row.seq);
+        self.follow_weights(mv, row.seq);
         Ok(())
     }
 
@@ -435,7 +435,8 @@ impl Owner {
         let asked = translate::refusal_json(why);
         let intent = self.new_intent(request.mv, request.session.clone(), asked);
         let observed = translate::observed_json(&look.observation);
-        let row = self.config.store.note(intent, outcome(&verdict, Value::Null, observed)).await?;
+        let outcome = self.outcome(&verdict, Value::Null, observed);
+        let row = self.config.store.note(intent, outcome).await?;
         self.state.last_witness = Some(row.seq);
         Ok(row)
     }
@@ -447,14 +448,15 @@ impl Owner {
         calls: &[Call],
         intent: Event,
     ) -> Result<Row, Error> {
-        let asked = translate::asked_json(calls);
+        let has_new_weights = weights::may_change(request.mv, &self.state.standing);
+        let asked = weights::marked(translate::asked_json(calls), has_new_weights);
         let new = self.new_intent(request.mv, request.session.clone(), asked);
         let demotes = matches!(intent, Event::Intent { tiers, .. } if !tiers.is_empty());
         let new = NewIntent { warm_demoted: demotes, ..new };
         let seq = self.config.store.intent(new).await?;
         self.tell(intent).await;
         let epoch = self.state.weights_epoch;
-        if weights::may_change(request.mv, &self.state.standing) {
+        if has_new_weights {
             // Requests that were kept go on before the last call is answered.
             self.state.weights_epoch = Some(seq);
             self.publish_standing();
@@ -470,10 +472,7 @@ impl Owner {
         }
         self.publish_standing();
         let observed = translate::observed_json(&observation);
-        let outcome = Outcome {
-            weight_version: self.state.weight_version.as_deref().map(str::to_owned),
-            ..outcome(&verdict, answered, observed)
-        };
+        let outcome = self.outcome(&verdict, answered, observed);
         let row = self.config.store.outcome(seq, outcome).await?;
         self.state.last_witness = Some(row.seq);
         told(&row, "done");
@@ -574,6 +573,10 @@ impl Owner {
                 tracing::error!(worker = %self.worker.id, error, "a row is lost");
             }
         }
+    }
+
+    fn outcome(&self, verdict: &Verdict, answered: Value, observed: Value) -> Outcome {
+        outcome(verdict, self.state.weight_version.as_deref(), answered, observed)
     }
 
     fn new_intent(&self, mv: Move, session: Option<String>, asked: Value) -> NewIntent {

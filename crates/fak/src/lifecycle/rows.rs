@@ -27,14 +27,19 @@ pub(super) fn new_intent(mv: Move, session: Option<String>) -> NewIntent {
     }
 }
 
-/// What a verdict says, for the ledger.
-pub(super) fn outcome(verdict: &Verdict, answered: Value, observed: Value) -> Outcome {
+/// What a verdict says, for the ledger, of a worker with this weight version.
+pub(super) fn outcome(
+    verdict: &Verdict,
+    weight_version: Option<&str>,
+    answered: Value,
+    observed: Value,
+) -> Outcome {
     let tiers = Tier::ALL.iter().filter_map(|t| Some((*t, verdict.tier(*t)?))).collect();
     Outcome {
         phase: verdict.phase(),
         kv: verdict.kv.gpu,
         tiers: Tiers(tiers),
-        weight_version: None,
+        weight_version: weight_version.map(str::to_owned),
         warm_demoted: !verdict.demoted.is_empty(),
         serving: verdict.serving(),
         evidence: verdict.evidence,

@@ -32,6 +32,7 @@ async fn a_worker_that_is_met_awake_serves_and_has_a_row() {
     let row = rig.last_row().await;
     assert_eq!((row.action.as_str(), row.kv), ("drift", Disposition::Unknown));
     assert_eq!(row.phase, Phase::Serving);
+    assert_eq!(row.weight_version.as_deref(), Some("default"));
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use super::process::{BLOCK, Fak, Setup, behind_with, prompt};
+use super::process::{BLOCK, Fak, Setup, behind, behind_with, prompt};
 
 const WARM: u32 = 5;
 
@@ -150,21 +150,59 @@ async fn what_fak_itself_had_dropped_stays_cold_though_the_engine_has_not_announ
     }
 }
 
-/// The engine does not clear its cache for other weights, and announces nothing.
+async fn name(sim: &Sim, version: &str) {
+    let version = json!({ "new_version": version }).to_string();
+    behind_with(sim, "/update_weight_version", version).await;
+}
+
+/// The engine does not clear its cache for other weights, and announces nothing: fak has seen the
+/// change, or it finds another version than the ledger has.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_other_weights_computed_stays_cold_over_a_restart() {
-    let sim = sim().await;
-    let setup = Setup::new("weights").sims([&sim]);
-    let fak = warmed(&setup).await;
-    let version = json!({"new_version": "v2"}).to_string();
-    behind_with(&sim, "/update_weight_version", version).await;
-    fak.worker_is("w0", "weight_version", "v2").await;
-    fak.terminated().await;
-    let fak = setup.start().await;
-    fak.heard("w0").await;
-    for label in 0..WARM {
-        let asked = fak.ask(&prompt(label)).await;
-        assert_eq!((asked.claimed, asked.cached), (0, 96), "{asked:?}");
+async fn what_other_weights_computed_stays_out_of_reach_over_a_restart() {
+    for is_seen in [true, false] {
+        let sim = sim().await;
+        let setup = Setup::new(&format!("weights-seen-{is_seen}")).sims([&sim]);
+        let fak = warmed(&setup).await;
+        if is_seen {
+            name(&sim, "v2").await;
+            fak.worker_is("w0", "weight_version", "v2").await;
+            fak.terminated().await;
+        } else {
+            fak.terminated().await;
+            name(&sim, "v2").await;
+        }
+        let fak = setup.start().await;
+        fak.heard("w0").await;
+        for label in 0..WARM {
+            assert_eq!(sim.holds(&prompt(label), None).hit_tokens, 96, "it is there");
+            let asked = fak.ask(&prompt(label)).await;
+            assert_eq!((asked.claimed, asked.cached), (0, 0), "{asked:?}");
+        }
+        fak.warm(&prompt(WARM)).await;
+        // Empty by fak's own reset, and so it is after another restart.
+        fak.act("reset", &json!({"external": true})).await;
+        fak.warm(&prompt(0)).await;
+        fak.terminated().await;
+        let fak = setup.start().await;
+        fak.heard("w0").await;
+        let asked = fak.warm(&prompt(0)).await;
+        assert_eq!(sim.holds(&prompt(0), None).hit_tokens as u64, asked.cached, "without a salt");
     }
-    fak.warm(&prompt(WARM)).await;
+}
+
+/// Weights that a level 2 sleep dropped are not there because somebody woke the engine.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_was_woken_while_fak_was_away_does_not_serve_without_its_weights() {
+    let sim = sim().await;
+    let setup = Setup::new("unproven").sims([&sim]);
+    let fak = warmed(&setup).await;
+    fak.act("sleep", &json!({"level": 2})).await;
+    fak.terminated().await;
+    behind(&sim, "/wake_up").await;
+    let fak = setup.start().await;
+    fak.worker_is("w0", "phase", "waking").await;
+    assert_eq!(fak.try_ask(&prompt(0)).await.status, 503);
+    let row = fak.act("wake", &json!({"weights": "loaded"})).await;
+    assert!(row.serving, "{row:?}");
+    fak.warm(&prompt(0)).await;
 }

@@ -78,6 +78,13 @@ impl Bridged {
         self.lifecycle.look("w0").await.unwrap();
     }
 
+    /// Waits until what is stored from here on is believed.
+    pub(crate) async fn settled(&self) {
+        let rank = self.lifecycle.ranks("w0").await.unwrap().remove(0);
+        let settled = rank.wait_for(|status| status.is_settled);
+        tokio::time::timeout(PATIENT, settled).await.unwrap().unwrap();
+    }
+
     /// Asks for one token, and waits until what the engine stored for it is believed.
     pub(crate) async fn ask(&self, text: &str) -> (String, String) {
         let (kv, warm, _) = self.ask_salted(text, None).await;

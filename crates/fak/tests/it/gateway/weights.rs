@@ -175,6 +175,7 @@ async fn a_version_that_comes_back_finds_its_own_kv_again() {
     let (kv, _, cached) = bridged.ask_salted(&text, Some(&first)).await;
     assert!(kv == "warm" && cached > 0, "{kv} {cached}");
     update(&bridged, "v8").await;
+    bridged.settled().await;
     assert_eq!(bridged.ask_salted(&text, Some(&second)).await.2, 0);
     update(&bridged, "default").await;
     // The engine stores nothing then, so that there is nothing to believe.
