@@ -56,7 +56,13 @@ pub trait Target {
         None
     }
 
-    /// Puts other weights where the next reload or start finds them; no effect on an engine whose
+    /// Puts other weights where the next reload or start finds them, and a start names them by
+    /// [`weight_version`]; no effect on an engine whose
     /// model is the only one there is.
     fn put_weights(&mut self, _version: u64) {}
+}
+
+/// What trainers call the weights of that number.
+pub fn weight_version(number: u64) -> String {
+    format!("w{number}")
 }

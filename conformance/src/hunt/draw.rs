@@ -49,6 +49,8 @@ pub(super) enum Turn {
     Restart,
     /// A sleep for a trainer, with requests under way, and a wake with or without other weights.
     Rollout(usize),
+    /// Other weights under a serving engine, with requests under way.
+    Weights(usize),
 }
 
 impl Turn {
@@ -105,6 +107,7 @@ impl Draw {
             13 if self.has_faults => Turn::Route,
             14..=20 => Turn::Burst(self.rng.usize(2..6)),
             21..=22 => Turn::Rollout(under_way),
+            23 if self.trains => Turn::Weights(under_way),
             _ => Turn::Ask,
         }
     }

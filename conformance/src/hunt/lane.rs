@@ -173,6 +173,7 @@ impl<T: Target> Lane<T> {
             Turn::Batches | Turn::Hold | Turn::Route => self.fault(turn).await,
             Turn::Restart => self.restart().await,
             Turn::Rollout(under_way) => self.rollout(*under_way).await,
+            Turn::Weights(under_way) => self.weights_behind(*under_way).await,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Weights that change across a sleep that fak knows of.
+//! Weights that change: across a sleep that fak knows of, and behind its back.
 //! Invariant: what is said to fak of the weights is so, and it is said before anybody asks again.
 
 use anyhow::Context;
@@ -6,8 +6,8 @@ use serde_json::json;
 
 use super::lane::{BEHIND_DEADLINE, Lane};
 use crate::fak::{Acted, DEADLINE};
-use crate::session::post;
-use crate::target::Target;
+use crate::session::{post, until};
+use crate::target::{Target, weight_version};
 
 /// What a trainer does between a sleep and a wake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,17 +41,34 @@ impl<T: Target> Lane<T> {
         self.aftermath(asked).await
     }
 
+    /// Weights change under a serving engine, whose version tells of it.
+    pub(super) async fn weights_behind(&mut self, under_way: usize) -> anyhow::Result<()> {
+        let asked = self.begin(under_way)?;
+        let number = self.draw.rng.usize(0..self.prey.len());
+        self.tally.steps += 1;
+        self.tally.accidents += 1;
+        let version = self.train(number, true).await?;
+        let id = self.prey[number].id.clone();
+        until("fak to know the weights' version", async || {
+            Ok(self.fak.worker(&id).await?["weight_version"] == version.as_str())
+        })
+        .await?;
+        let prey = &mut self.prey[number];
+        prey.weights_told = prey.weights;
+        self.aftermath(asked).await
+    }
+
     /// Loads other weights; the engine tells their version where it `is_versioned`.
-    async fn train(&mut self, number: usize, is_versioned: bool) -> anyhow::Result<()> {
+    async fn train(&mut self, number: usize, is_versioned: bool) -> anyhow::Result<String> {
         let prey = &mut self.prey[number];
         prey.weights += 1;
         prey.engine.put_weights(prey.weights);
-        let version = format!("w{}", prey.weights);
+        let version = weight_version(prey.weights);
         self.reload(number).await?;
         if is_versioned {
             let call = post("/update_weight_version", &json!({"new_version": version}));
             self.prey[number].client.call(&call, BEHIND_DEADLINE).await?;
         }
-        Ok(())
+        Ok(version)
     }
 }

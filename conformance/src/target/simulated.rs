@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fak_sim::{Binds, Connector, Faults, Reused, Sim, SimConfig};
 
-use super::{Endpoints, GPU_BLOCKS, MODEL_LEN_MAX, TIER_BLOCKS, Target};
+use super::{Endpoints, GPU_BLOCKS, MODEL_LEN_MAX, TIER_BLOCKS, Target, weight_version};
 use crate::scenario::Profile;
 
 /// Time of a step, as the tiny model takes on a CPU: a scenario that acts on a running request
@@ -63,6 +63,7 @@ impl Target for Simulated {
     fn put_weights(&mut self, version: u64) {
         if let Some(sim) = &mut self.sim {
             sim.set_checkpoint(version);
+            sim.set_weight_version(&weight_version(version));
         }
     }
 }

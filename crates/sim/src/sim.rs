@@ -66,6 +66,8 @@ pub struct SimConfig {
     pub byte_hashes: bool,
     /// Seeds ids and the first weights. Equal seeds give equal outputs.
     pub seed: u64,
+    /// What a process calls its weights when it starts (`--weight-version`).
+    pub weight_version: String,
 }
 
 impl Default for SimConfig {
@@ -89,6 +91,7 @@ impl Default for SimConfig {
             topic: "kv@tiny".to_owned(),
             byte_hashes: false,
             seed: 0,
+            weight_version: "default".to_owned(),
         }
     }
 }
@@ -317,6 +320,11 @@ impl Sim {
         self.life.change_all(|engine| engine.set_checkpoint(checkpoint));
     }
 
+    /// What the next life calls its weights when it starts.
+    pub fn set_weight_version(&mut self, version: &str) {
+        version.clone_into(&mut self.config.weight_version);
+    }
+
     /// Makes the host tier report late: its events stay pending until this is taken back, also
     /// over a reset.
     pub fn hold_connector_events(&self, held: bool) {
@@ -404,7 +412,7 @@ async fn begin(
         sources: resolved.iter().map(|(e, r)| (wildcard(e), wildcard(r))).collect(),
         ids: AtomicU64::new(0),
         turn: AtomicUsize::new(0),
-        weight_version: Mutex::new("default".to_owned()),
+        weight_version: Mutex::new(config.weight_version.clone()),
         sleep_level: Mutex::new(None),
         operations: Mutex::new(BTreeMap::new()),
     });
