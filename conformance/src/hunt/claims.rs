@@ -107,7 +107,11 @@ impl<T: Target> Lane<T> {
         while self.suspicions.first().is_some_and(|first| first.since.elapsed() >= after) {
             let suspicion = self.suspicions.remove(0);
             let rows = self.fak.rows_after(suspicion.row).await?;
-            if rows.iter().any(|row| row["worker"] == suspicion.told.worker.as_str()) {
+            // A row that demoted nothing explains nothing.
+            let explains = |row: &serde_json::Value| {
+                row["worker"] == suspicion.told.worker.as_str() && row["warm_demoted"] == true
+            };
+            if rows.iter().any(explains) {
                 self.tally.explained.0 += 1;
             } else if self.has_removed(&suspicion).await? {
                 self.tally.explained.1 += 1;

@@ -203,12 +203,8 @@ impl Gateway {
         let metrics = Arc::new(Metrics::new(registry)?);
         let workers = fleet.snapshot().workers.len();
         let seed = secret();
-        let (audits, auditor) = audit::audits(
-            &metrics,
-            (Arc::clone(&index), fleet.clone()),
-            Arc::clone(&doubt),
-            config.audit_after,
-        );
+        let (audits, auditor) =
+            audit::audits(&metrics, Arc::clone(&index), Arc::clone(&doubt), config.audit_after);
         let permits = |count: usize| Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
         let shared = Shared {
             keys: Keys::new(config.keys.clone()),

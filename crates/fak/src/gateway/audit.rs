@@ -1,9 +1,9 @@
 //! Claims held against what the engine then reports.
 //!
-//! Invariant: a claim that was too high is a contradiction unless an event explains it: one that
-//! took a claimed block after the claim was made, though the block may have been stored anew since,
-//! or a witness row on the worker. Events come later than answers, so nothing is judged before they
-//! had their time.
+//! Invariant: a claim that was too high is a contradiction unless the index says why: since the
+//! claim was made a claimed block was taken, or demoted, though it may have been stored anew since.
+//! That some row was written in between explains nothing. Events come later than answers, so
+//! nothing is judged before they had their time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,7 +17,6 @@ use tokio::time::{Instant, sleep_until};
 use super::claim::{CachePrompt, Claim, Kv};
 use super::metrics::Metrics;
 use super::{Contradiction, Doubt};
-use crate::fleet::{Fleet, State};
 use crate::runtime::Shutdown;
 use crate::sessions::Turn;
 
@@ -64,21 +63,6 @@ pub(super) struct Audit {
     pub(super) turn: Option<Turn>,
     /// One prompt and one choice: then the engine's numbers are of this prompt alone.
     pub(super) is_single: bool,
-    /// The worker's life and its last row when the claim was made.
-    pub(super) life: Life,
-}
-
-/// What changes when something happened to a worker as a whole.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Life {
-    incarnation: Option<Arc<str>>,
-    last_witness: Option<u64>,
-}
-
-impl Life {
-    pub(super) fn of(state: &State) -> Self {
-        Self { incarnation: state.incarnation.clone(), last_witness: state.last_witness }
-    }
 }
 
 /// A claim that was too high.
@@ -89,7 +73,6 @@ struct Suspicion {
     basis: (RankId, Mark),
     claimed: u32,
     cached: u64,
-    life: Life,
     due: Instant,
 }
 
@@ -112,19 +95,18 @@ pub struct Auditor {
 #[derive(Clone)]
 struct Judge {
     index: Arc<Index>,
-    fleet: Fleet,
     doubt: Arc<dyn Doubt>,
 }
 
 /// Audits that wait `after` for events.
 pub(super) fn audits(
     metrics: &Arc<Metrics>,
-    (index, fleet): (Arc<Index>, Fleet),
+    index: Arc<Index>,
     doubt: Arc<dyn Doubt>,
     after: Duration,
 ) -> (Audits, Auditor) {
     let (sender, waiting) = mpsc::channel(WAITING_MAX);
-    let judge = Judge { index, fleet, doubt };
+    let judge = Judge { index, doubt };
     let audits =
         Audits { metrics: Arc::clone(metrics), judge: judge.clone(), waiting: sender, after };
     (audits, Auditor { judge, metrics: Arc::clone(metrics), waiting })
@@ -133,7 +115,7 @@ pub(super) fn audits(
 impl Audits {
     /// The request ended, and cost this.
     pub(super) fn take(&self, audit: Audit, usage: Option<Usage>) {
-        let Audit { worker, claim, prompt, turn, is_single, life } = audit;
+        let Audit { worker, claim, prompt, turn, is_single } = audit;
         if let (Some(prompt), Some(usage)) = (&prompt, usage)
             && is_single
             && usage.prompt_tokens != prompt.tokens.len() as u64
@@ -161,7 +143,7 @@ impl Audits {
                 // A claim above 0 has a prompt and a basis.
                 let (Some(prompt), Some(basis)) = (prompt, claim.basis) else { return };
                 let due = Instant::now() + self.after;
-                self.suspect(Suspicion { worker, prompt, basis, claimed, cached, life, due });
+                self.suspect(Suspicion { worker, prompt, basis, claimed, cached, due });
             }
         }
     }
@@ -209,12 +191,9 @@ impl Auditor {
 
 impl Judge {
     fn judge(&self, suspicion: &Suspicion) -> Verdict {
-        let Suspicion { worker, prompt, basis: (rank, mark), claimed, cached, life, .. } =
-            suspicion;
-        let snapshot = self.fleet.snapshot();
-        let is_same_life = snapshot.get(worker).is_some_and(|view| Life::of(&view.state) == *life);
+        let Suspicion { worker, prompt, basis: (rank, mark), claimed, cached, .. } = suspicion;
         let unbroken = self.index.held_since(*rank, &prompt.key(), *mark);
-        if !is_same_life || unbroken < *claimed {
+        if unbroken < *claimed {
             tracing::debug!(%worker, claimed, cached, unbroken, "a claim was lost in flight");
             return Verdict::LostInFlight;
         }

@@ -14,7 +14,7 @@ use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, He
 use http::{Response, StatusCode};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::audit::{Audit, Life};
+use super::audit::Audit;
 use super::body::{Body, Whole};
 use super::claim::{CachePrompt, Claim, claim};
 use super::error::Problem;
@@ -329,7 +329,6 @@ impl Shared {
                 prompt,
                 turn: job.turn.clone(),
                 is_single: job.choices == 1,
-                life: Life::of(&view.state),
             };
             (self.audits.clone(), audit)
         });

@@ -86,6 +86,17 @@ async fn a_claim_that_an_event_overtook_is_no_contradiction() {
     assert!(rig.contradictions.lock().unwrap().is_empty());
 }
 
+/// A refused action is a row as well.
+#[tokio::test]
+async fn a_row_that_took_nothing_explains_nothing() {
+    let (_peer, rig, tokens) = claiming(Some(0)).await;
+    let answer = rig.post(COMPLETIONS, &prompt(&tokens)).await;
+    assert_eq!(answer.header("x-fak-warm-tokens"), Some("gpu=96"));
+    rig.fleet.update("w0", |state| state.last_witness = Some(9));
+    audited(&rig, "over", 1).await;
+    assert_eq!(rig.contradictions.lock().unwrap().len(), 1);
+}
+
 #[tokio::test]
 async fn a_cold_cache_is_called_cold_and_an_unheard_one_unknown() {
     let (_peer, rig, tokens) = claiming(Some(0)).await;
