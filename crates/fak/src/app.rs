@@ -4,6 +4,7 @@
 
 mod bench;
 mod claims;
+mod config;
 mod doubt;
 mod run;
 mod serve;
@@ -42,6 +43,7 @@ impl Error {
 pub async fn run(cli: Cli) -> Result<Exit, Error> {
     match cli.command {
         Command::Bench(args) => bench::run(&args).await,
+        Command::Config { command } => config::run(&command),
         Command::Run(args) => run::run(&args).await,
         Command::Serve(args) => serve::serve(args).await,
         Command::Sim(args) => sim::serve(&args).await,

@@ -33,6 +33,12 @@ pub struct Cli {
 pub enum Command {
     /// Experiments on an engine. They change its state: for one that serves nobody.
     Bench(bench::BenchArgs),
+    /// The settings of `fak serve`, without serving.
+    Config {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
     /// Run a trace of tool calls against an engine and audit what it reused.
     Run(RunArgs),
     /// Sessions, and the workers behind them. Asks the fak of FAK_ADDR, with the key of FAK_KEY.
@@ -48,6 +54,27 @@ pub enum Command {
         /// What to show.
         #[command(subcommand)]
         command: WitnessCommand,
+    },
+}
+
+/// What `fak config` does.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Say whether they are right: exit code 0, or 64 and what is wrong. Reads the secrets, and
+    /// asks nobody.
+    Check {
+        /// The settings.
+        #[command(flatten)]
+        serve: ServeArgs,
+    },
+    /// Print those in force and where each comes from, as a settings' file. Secrets are not shown.
+    Print {
+        /// The settings.
+        #[command(flatten)]
+        serve: ServeArgs,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -142,6 +169,7 @@ Environment:
                      $XDG_STATE_HOME/fak
   FAK_ADMIN_KEY      what control has to show, as a bearer token; needed beyond loopback
   FAK_VLLM_API_KEY   the workers' API key, sent to them alone
+  FAK_CACHE_SALT_KEY key of the digest behind cache salts; a public one where it is not set
   FAK_VLLM_BASE_URL  the one worker, where neither --worker nor the file names any
   FAK_LOG            log filter, as in fak=debug; default: warn
 
@@ -158,13 +186,18 @@ File (--config), with the defaults:
   body_bytes_max = 33554432
   drain_ms = 30000              # for streams, after SIGTERM
   allow_reload_weights = false  # a wake on other weights has the engine load its checkpoint
+  isolation = false             # each tenant's cache apart; clients' salts do not count
   [weights]
   salt = \"off\"                # version: every cache_salt carries the weight version
   [[worker]]
   id = \"vllm-0\"
   url = \"http://gpu-0:8000/v1\"
   kv = \"tcp://gpu-0:5557\"      # where /kv_event_sources cannot tell
-  replay = \"tcp://gpu-0:5558\"";
+  replay = \"tcp://gpu-0:5558\"
+  [[key]]                       # clients show one as a bearer token; without any, none is asked for
+  tenant = \"alice\"
+  authority = \"fak\"           # two of them may use one tenant name
+  env = \"ALICE_KEY\"           # or file = \"/run/secrets/alice\": never the secret itself";
 
 /// Arguments of `fak serve`.
 #[derive(Debug, Args)]

@@ -3,6 +3,8 @@
 //! Invariant: nothing else in the crate reads the environment, and an error names the variable, its
 //! value (unless it is a secret) and what would be right.
 
+pub mod keys;
+pub mod print;
 pub mod serve;
 
 use std::ffi::OsString;

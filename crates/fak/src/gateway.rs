@@ -265,7 +265,7 @@ impl Shared {
         request: &Request<B>,
         mut ticket: Ticket,
     ) -> Result<Response<Body>, Unanswered> {
-        if let Err(problem) = self.keys.tenant(request.headers()) {
+        if let Err(problem) = self.keys.caller(request.headers()) {
             return Err(Box::new((problem, ticket)));
         }
         ticket.end(Outcome::Ok, None);

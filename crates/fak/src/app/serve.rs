@@ -22,13 +22,13 @@ use super::doubt::Findings;
 use crate::admin::{self, Access, AdminState};
 use crate::cli::{Exit, ServeArgs};
 use crate::config;
-use crate::config::serve::{Raw, Serve};
-use crate::engine::{Client, Endpoints, Engine, Timeouts};
+use crate::config::serve::{Flags, Raw, Serve};
+use crate::engine::{Client, Endpoints, Engine, Isolation, Stamp, Timeouts};
 use crate::events::discover;
 use crate::events::recorder::Recorder;
 use crate::events::stream::Sink;
 use crate::fleet::{Door, Fleet, Worker};
-use crate::gateway::{self, Gateway, Hold, ServeConfig, WeightsSalt};
+use crate::gateway::{self, Gateway, Hold, Key, ServeConfig, WeightsSalt};
 use crate::lifecycle::{self, Lifecycle};
 use crate::runtime::{OnExit, TaskGroup};
 use crate::sessions::{self, Sessions};
@@ -43,19 +43,24 @@ const OWNERS_WITHIN: Duration = Duration::from_secs(10);
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 const SWEEP_BUDGET: usize = 1 << 20;
 
-/// Serves until SIGTERM or Ctrl-C.
-pub(super) async fn serve(args: ServeArgs) -> Result<Exit, Error> {
+/// The settings that these arguments lead to.
+pub(super) fn settings(args: &ServeArgs) -> Result<Serve, Error> {
     let raw = match &args.config {
         Some(path) => Raw::read(path).map_err(Error::usage)?,
         None => Raw::default(),
     };
-    let raw = Raw {
-        listen: args.listen.clone().or(raw.listen),
-        db: args.db.clone().or(raw.db),
-        worker: if args.worker.is_empty() { raw.worker } else { args.worker.clone() },
-        ..raw
-    };
-    let settings = raw.resolve(&config::process_environment, args.sim).map_err(Error::usage)?;
+    let (listen, db) = (args.listen.clone(), args.db.clone());
+    let flags = Flags { listen, db, worker: args.worker.clone() };
+    raw.resolve(flags, &config::process_environment, args.sim).map_err(Error::usage)
+}
+
+/// Serves until SIGTERM or Ctrl-C.
+pub(super) async fn serve(args: ServeArgs) -> Result<Exit, Error> {
+    let settings = settings(&args)?;
+    if settings.keys.is_empty() && !settings.listen.ip().is_loopback() {
+        tracing::warn!(listen = %settings.listen, "anybody who reaches it may send requests: \
+            no [[key]] is configured");
+    }
     let sims = start_sims(args.sim).await?;
     let fleet = Fleet::new(workers(&settings, &sims)?);
     let listener = gateway::listen(settings.listen).map_err(|source| {
@@ -277,5 +282,19 @@ fn gateway_config(settings: &Serve) -> gateway::Config {
     let weights_salt =
         if settings.salts_carry_version { WeightsSalt::Version } else { WeightsSalt::Off };
     let watch_every = settings.first_byte;
-    gateway::Config { body_bytes_max, watch_every, hold, weights_salt, ..defaults }
+    let keys = settings.keys.iter().map(|key| Key {
+        secret: key.secret.clone(),
+        tenant: Some(key.tenant.clone()),
+        authority: key.authority.clone(),
+    });
+    let isolation = if settings.isolation { Isolation::On } else { Isolation::Off };
+    gateway::Config {
+        keys: keys.collect(),
+        stamp: Stamp::new(settings.salt_key.clone(), isolation, false),
+        weights_salt,
+        body_bytes_max,
+        watch_every,
+        hold,
+        ..defaults
+    }
 }

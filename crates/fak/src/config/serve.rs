@@ -4,7 +4,7 @@
 //! Invariant: what comes out can be used as it is: every URL parsed, every number in its range,
 //! every name told apart; and a gateway that others than this machine can reach has an admin key.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::keys::{self, KeySpec, RawKey};
+use super::print::Origin;
 use super::{Lookup, Worker, names, secret, text};
 use crate::engine::{BadUrl, Endpoints, Secret};
 use crate::events::endpoint::{self, Endpoint};
@@ -31,15 +33,30 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// The file is no TOML, or has a key that is none.
-    #[error("{path}: {source}")]
+    /// The file is no TOML, or has a key that is none. The line itself is not shown: somebody may
+    /// have written a secret there.
+    #[error("{path}, line {line}: {problem}")]
     Toml {
         /// The file.
         path: String,
-        /// Where and what.
-        #[source]
-        source: Box<toml::de::Error>,
+        /// From 1.
+        line: usize,
+        /// What is wrong there.
+        problem: String,
     },
+    /// An API key of the data plane.
+    #[error("key of tenant {tenant:?}: {place} {problem}")]
+    Key {
+        /// Whose it is.
+        tenant: String,
+        /// Where its secret is to be.
+        place: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Tenants are to be kept apart, and nothing tells them apart.
+    #[error("isolation=true needs a [[key]] for each tenant")]
+    NoKey,
     /// An environment variable.
     #[error(transparent)]
     Environment(#[from] super::Error),
@@ -133,7 +150,18 @@ pub struct RawWeights {
     pub salt: Option<String>,
 }
 
-/// The file, and what the flags put on top of it.
+/// What the arguments put on top of environment and file.
+#[derive(Clone, Debug, Default)]
+pub struct Flags {
+    /// Where to listen.
+    pub listen: Option<String>,
+    /// The database.
+    pub db: Option<String>,
+    /// The workers, instead of the file's.
+    pub worker: Vec<RawWorker>,
+}
+
+/// The file.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Raw {
@@ -143,6 +171,11 @@ pub struct Raw {
     pub db: Option<String>,
     /// The workers.
     pub worker: Vec<RawWorker>,
+    /// API keys of the data plane; where there are none, none is asked for.
+    pub key: Vec<RawKey>,
+    /// Whether each tenant has a cache of its own, and what clients say of salt and priority does
+    /// not count.
+    pub isolation: Option<bool>,
     /// Pause between two looks at a worker, 50 to 60,000 ms.
     pub probe_every_ms: Option<u64>,
     /// Looks in a row without an answer before a worker is lost, 1 to 100.
@@ -163,7 +196,7 @@ pub struct Raw {
     pub drain_ms: Option<u64>,
     /// Whether a wake on other weights has the engine load them from its checkpoint, by
     /// `/collective_rpc` with the method `reload_weights`.
-    pub allow_reload_weights: bool,
+    pub allow_reload_weights: Option<bool>,
     /// What concerns weights.
     pub weights: RawWeights,
 }
@@ -197,6 +230,12 @@ pub struct Serve {
     pub admin_key: Option<Secret>,
     /// The workers' API key.
     pub engine_key: Option<Secret>,
+    /// Keys that clients may show; none is asked for where there are none.
+    pub keys: Vec<KeySpec>,
+    /// Whether each tenant has a cache of its own.
+    pub isolation: bool,
+    /// Key of the digest behind `cache_salt`.
+    pub salt_key: Option<Secret>,
     /// Pause between two looks at a worker.
     pub probe_every: Duration,
     /// Looks in a row without an answer before a worker is lost.
@@ -220,6 +259,8 @@ pub struct Serve {
     /// Whether every request's salt carries the weight version, and not only that of a worker that
     /// may hold KV of other weights.
     pub salts_carry_version: bool,
+    /// Where settings come from, by `key` or `table.key`; the rest are defaults.
+    pub origins: BTreeMap<String, Origin>,
 }
 
 impl Raw {
@@ -232,28 +273,42 @@ impl Raw {
         let shown = path.display().to_string();
         let text = std::fs::read_to_string(path)
             .map_err(|source| Error::File { path: shown.clone(), source })?;
-        toml::from_str(&text)
-            .map_err(|source| Error::Toml { path: shown, source: Box::new(source) })
+        toml::from_str(&text).map_err(|error: toml::de::Error| {
+            let start = error.span().map_or(0, |span| span.start.min(text.len()));
+            let line = 1 + text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count();
+            Error::Toml { path: shown, line, problem: error.message().to_owned() }
+        })
     }
 
-    /// Checks everything, with the environment between these values and the defaults. `embedded`
-    /// workers come from elsewhere, so that none has to be named.
+    /// Checks everything: flags go before the environment, that before these values, and those
+    /// before the defaults. `embedded` workers come from elsewhere, so that none has to be named.
     ///
     /// # Errors
     ///
     /// The first setting that cannot be used.
-    pub fn resolve(self, lookup: Lookup<'_>, embedded: usize) -> Result<Serve, Error> {
-        let listen = self.listen(lookup)?;
+    pub fn resolve(
+        self,
+        flags: Flags,
+        lookup: Lookup<'_>,
+        embedded: usize,
+    ) -> Result<Serve, Error> {
+        let mut origins = self.origins();
+        let listen = self.listen(flags.listen, lookup, &mut origins)?;
         let admin_key = secret(lookup, names::ADMIN_KEY)?;
         if admin_key.is_none() && !listen.ip().is_loopback() {
             return Err(Error::Unguarded { listen });
         }
-        let workers = self.workers(lookup, embedded)?;
+        let (db, state_folder) = self.db(flags.db, lookup, &mut origins)?;
+        let workers = self.workers(flags.worker, lookup, embedded, &mut origins)?;
+        let keys = keys::checked(&self.key, lookup)?;
+        let isolation = self.isolation.unwrap_or(false);
+        if isolation && keys.is_empty() {
+            return Err(Error::NoKey);
+        }
         let failures = number("probe_failures_max", self.probe_failures_max, 2, 1..=100)?;
         let hold_max = number("hold_max", self.hold_max, 1_000, 0..=100_000)?;
         let body = number("body_bytes_max", self.body_bytes_max, 32 << 20, 1_024..=1 << 30)?;
         let patience = self.progress_patience_ms;
-        let (db, state_folder) = self.db(lookup)?;
         Ok(Serve {
             listen,
             workers,
@@ -261,6 +316,9 @@ impl Raw {
             state_folder,
             admin_key,
             engine_key: secret(lookup, names::API_KEY)?,
+            keys,
+            isolation,
+            salt_key: secret(lookup, names::SALT_KEY)?,
             probe_every: ms("probe_every_ms", self.probe_every_ms, 1_000, 50..=60_000)?,
             probe_failures_max: u32::try_from(failures).unwrap_or(u32::MAX),
             progress_patience: ms("progress_patience_ms", patience, 60_000, 1_000..=3_600_000)?,
@@ -270,41 +328,88 @@ impl Raw {
             first_byte: ms("first_byte_ms", self.first_byte_ms, 2_000, 50..=600_000)?,
             body_bytes_max: usize::try_from(body).unwrap_or(usize::MAX),
             drain: ms("drain_ms", self.drain_ms, 30_000, 0..=3_600_000)?,
-            allow_reload_weights: self.allow_reload_weights,
+            allow_reload_weights: self.allow_reload_weights.unwrap_or(false),
             salts_carry_version: self.weights.carries_version()?,
+            origins,
         })
     }
 
-    fn listen(&self, lookup: Lookup<'_>) -> Result<SocketAddr, Error> {
+    /// Of what only the file can say: where it does.
+    fn origins(&self) -> BTreeMap<String, Origin> {
+        [
+            ("probe_every_ms", self.probe_every_ms.is_some()),
+            ("probe_failures_max", self.probe_failures_max.is_some()),
+            ("progress_patience_ms", self.progress_patience_ms.is_some()),
+            ("settle_within_ms", self.settle_within_ms.is_some()),
+            ("hold_ms", self.hold_ms.is_some()),
+            ("hold_max", self.hold_max.is_some()),
+            ("first_byte_ms", self.first_byte_ms.is_some()),
+            ("body_bytes_max", self.body_bytes_max.is_some()),
+            ("drain_ms", self.drain_ms.is_some()),
+            ("allow_reload_weights", self.allow_reload_weights.is_some()),
+            ("isolation", self.isolation.is_some()),
+            ("weights.salt", self.weights.salt.is_some()),
+            ("key", !self.key.is_empty()),
+        ]
+        .into_iter()
+        .filter(|(_, is_named)| *is_named)
+        .map(|(key, _)| (key.to_owned(), Origin::File))
+        .collect()
+    }
+
+    fn listen(
+        &self,
+        flag: Option<String>,
+        lookup: Lookup<'_>,
+        origins: &mut BTreeMap<String, Origin>,
+    ) -> Result<SocketAddr, Error> {
         const RIGHT: &str = "an address and a port, as 127.0.0.1:8080";
-        let written = match &self.listen {
-            Some(listen) => Some(listen.clone()),
-            None => text(lookup, names::LISTEN, RIGHT)?,
-        };
+        let named = text(lookup, names::LISTEN, RIGHT)?;
+        let (written, origin) = first(flag, (names::LISTEN, named), self.listen.clone());
+        origins.insert("listen".to_owned(), origin);
         let written = written.unwrap_or_else(|| "127.0.0.1:8080".to_owned());
         let bad = |_| Error::Value { field: "listen", value: written.clone(), right: RIGHT };
         written.parse().map_err(bad)
     }
 
     /// The database, and its folder where that is fak's own to make.
-    fn db(&self, lookup: Lookup<'_>) -> Result<(String, Option<PathBuf>), Error> {
-        match &self.db {
-            Some(db) => Ok((db.clone(), None)),
-            None => match text(lookup, names::DB, "sqlite:PATH or postgres://…")? {
-                Some(db) => Ok((db, None)),
-                None => default_db(lookup),
-            },
+    fn db(
+        &self,
+        flag: Option<String>,
+        lookup: Lookup<'_>,
+        origins: &mut BTreeMap<String, Origin>,
+    ) -> Result<(String, Option<PathBuf>), Error> {
+        let named = text(lookup, names::DB, "sqlite:PATH or postgres://…")?;
+        let (written, origin) = first(flag, (names::DB, named), self.db.clone());
+        origins.insert("db".to_owned(), origin);
+        match written {
+            Some(db) => Ok((db, None)),
+            None => default_db(lookup),
         }
     }
 
-    fn workers(&self, lookup: Lookup<'_>, embedded: usize) -> Result<Vec<WorkerSpec>, Error> {
-        if self.worker.is_empty() && embedded > 0 {
+    /// The workers of the flags, else of the file, else the one of the environment: that is there
+    /// for `fak run` too, and a fleet that somebody wrote down goes before it.
+    fn workers(
+        &self,
+        flags: Vec<RawWorker>,
+        lookup: Lookup<'_>,
+        embedded: usize,
+        origins: &mut BTreeMap<String, Origin>,
+    ) -> Result<Vec<WorkerSpec>, Error> {
+        let (named, origin) = match flags.is_empty() {
+            true => (self.worker.clone(), Origin::File),
+            false => (flags, Origin::Flag),
+        };
+        origins.insert("worker".to_owned(), origin);
+        if named.is_empty() && embedded > 0 {
             return Ok(Vec::new());
         }
-        let checked: Result<Vec<_>, Error> = self.worker.iter().map(RawWorker::check).collect();
+        let checked: Result<Vec<_>, Error> = named.iter().map(RawWorker::check).collect();
         let mut workers = checked?;
         if workers.is_empty() {
             workers.extend(from_environment(lookup)?);
+            origins.insert("worker".to_owned(), Origin::Environment(names::BASE_URL));
         }
         if workers.is_empty() {
             return Err(Error::NoWorker);
@@ -378,6 +483,20 @@ fn default_db(lookup: Lookup<'_>) -> Result<(String, Option<PathBuf>), Error> {
     }
 }
 
+/// The first of flag, environment and file that says anything.
+fn first(
+    flag: Option<String>,
+    (name, environment): (&'static str, Option<String>),
+    file: Option<String>,
+) -> (Option<String>, Origin) {
+    match (flag, environment, file) {
+        (Some(flag), ..) => (Some(flag), Origin::Flag),
+        (None, Some(value), _) => (Some(value), Origin::Environment(name)),
+        (None, None, Some(value)) => (Some(value), Origin::File),
+        (None, None, None) => (None, Origin::Default),
+    }
+}
+
 fn ms(
     field: &'static str,
     value: Option<u64>,
@@ -408,7 +527,7 @@ mod tests {
             let all = [("HOME", "/home/op")];
             env.iter().chain(&all).find(|(k, _)| *k == name).map(|(_, v)| OsString::from(v))
         };
-        raw.resolve(&lookup, 0).map_err(|e| e.to_string())
+        raw.resolve(Flags::default(), &lookup, 0).map_err(|e| e.to_string())
     }
 
     const ONE: &str = "[[worker]]\nid = \"a\"\nurl = \"http://gpu:8000/v1\"\n";
@@ -456,6 +575,35 @@ mod tests {
         }
         let twice = format!("{ONE}{ONE}");
         assert!(resolve(&twice, &[]).expect_err("twice").contains("\"a\""));
+    }
+
+    #[test]
+    fn the_environment_goes_before_the_file() {
+        let file = format!("listen = \"127.0.0.1:1\"\ndb = \"sqlite:file.db\"\n{ONE}");
+        let env = [(names::LISTEN, "127.0.0.1:2"), (names::DB, "sqlite:env.db")];
+        let serve = resolve(&file, &env).expect("it is enough");
+        assert_eq!((serve.listen.port(), serve.db.as_str()), (2, "sqlite:env.db"));
+        let serve = resolve(&file, &[]).expect("it is enough");
+        assert_eq!((serve.listen.port(), serve.db.as_str()), (1, "sqlite:file.db"));
+    }
+
+    #[test]
+    fn isolation_needs_keys_and_a_key_is_never_in_the_file() {
+        let isolated = format!("isolation = true\n{ONE}");
+        assert!(resolve(&isolated, &[]).expect_err("no key").contains("[[key]]"));
+        let keyed = format!("{isolated}[[key]]\ntenant = \"a\"\nenv = \"A\"\n");
+        let serve = resolve(&keyed, &[("A", "sk-1")]).expect("it is enough");
+        assert!(serve.isolation && serve.keys[0].secret.expose() == "sk-1");
+        let folder = std::env::temp_dir().join(format!("fak-serve-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let file = folder.join("fak.toml");
+        std::fs::write(&file, format!("{ONE}[[key]]\ntenant = \"a\"\nsecret = \"sk-hidden\"\n"))
+            .expect("a file");
+        let error = Raw::read(&file).expect_err("it is inline");
+        let told = format!("{:#}", anyhow::Error::new(error));
+        assert!(told.contains("line 6") && told.contains("secret"), "{told}");
+        assert!(!told.contains("hidden"), "{told}");
+        std::fs::remove_dir_all(&folder).expect("its own folder");
     }
 
     #[test]

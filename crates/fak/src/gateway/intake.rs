@@ -17,13 +17,11 @@ use tokio::time::Instant;
 use super::body::Whole;
 use super::dispatch::Job;
 use super::error::Problem;
+use super::keys::Caller;
 use super::salts::takes_salt;
 use super::{Shared, headers, models};
 use crate::engine::{Data, Identity, Isolation};
 use crate::sessions::Turn;
-
-/// Who vouches for a tenant: the key list of this gateway.
-const AUTHORITY: &str = "fak";
 
 /// The route of a request: an inference route of vLLM's, byte for byte.
 pub(super) fn route(method: &Method, path: &str) -> Result<Data, Problem> {
@@ -55,7 +53,7 @@ impl Shared {
         B: HttpBody<Data = Bytes> + Unpin,
     {
         let (parts, body) = request.into_parts();
-        let tenant = self.keys.tenant(&parts.headers)?;
+        let caller = self.keys.caller(&parts.headers)?;
         let whole = self.room.read(body).await.inspect_err(|problem| {
             if matches!(problem, Problem::BodyTooLarge(_)) {
                 self.metrics.too_large.inc();
@@ -66,7 +64,7 @@ impl Shared {
         let mut job = self.job(route, whole, since)?;
         job.turn = self.turn(&parts.headers, job.fields.as_ref())?;
         job.rank = parts.headers.get(headers::RANK).and_then(|v| v.to_str().ok()?.parse().ok());
-        self.stamp(route, &mut job, tenant)?;
+        self.stamp(route, &mut job, caller)?;
         let headers = headers::to_engine(parts.headers, request_id);
         self.finish(job, headers)
     }
@@ -113,12 +111,7 @@ impl Shared {
     }
 
     /// Writes salt and priority, where tenants are kept apart or a session is isolated.
-    fn stamp(
-        &self,
-        route: Data,
-        draft: &mut Draft,
-        tenant: Option<Arc<str>>,
-    ) -> Result<(), Problem> {
+    fn stamp(&self, route: Data, draft: &mut Draft, caller: Option<Caller>) -> Result<(), Problem> {
         let own_salt = draft.turn.as_ref().and_then(Turn::salt);
         let is_isolating = self.config.stamp.isolation() == Isolation::On;
         if !is_isolating && own_salt.is_none() {
@@ -132,9 +125,9 @@ impl Shared {
         };
         if is_isolating {
             let family = draft.model.clone().unwrap_or_default();
-            let identity = tenant.map(|tenant| Identity {
-                tenant: tenant.to_string(),
-                authority: AUTHORITY.to_owned(),
+            let identity = caller.map(|caller| Identity {
+                tenant: caller.tenant.to_string(),
+                authority: caller.authority.to_string(),
                 family,
             });
             self.config.stamp.apply(fields, identity.as_ref(), None);

@@ -17,15 +17,23 @@ use crate::engine::Secret;
 pub struct Key {
     /// The key.
     pub secret: Secret,
-    /// Whose cache its requests use, where tenants are kept apart; its digest's own where none is
-    /// named.
+    /// Whose cache its requests use, where tenants are kept apart; its own where none is named.
     pub tenant: Option<String>,
+    /// Who vouches for the tenant.
+    pub authority: String,
+}
+
+/// Who sends a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Caller {
+    pub(super) tenant: Arc<str>,
+    pub(super) authority: Arc<str>,
 }
 
 #[derive(Debug)]
 struct Known {
     digest: [u8; 32],
-    tenant: Arc<str>,
+    caller: Caller,
 }
 
 /// The keys that are taken; where there are none, none is asked for.
@@ -39,13 +47,14 @@ impl Keys {
             // Nothing of the key may reach a salt, so a key without a tenant is one by its place in
             // the list.
             let tenant = key.tenant.unwrap_or_else(|| format!("key {number}"));
-            Known { digest, tenant: tenant.into() }
+            let caller = Caller { tenant: tenant.into(), authority: key.authority.into() };
+            Known { digest, caller }
         };
         Self(keys.into_iter().enumerate().map(known).collect())
     }
 
-    /// The tenant of a request; nobody where no key is asked for.
-    pub(super) fn tenant(&self, headers: &HeaderMap) -> Result<Option<Arc<str>>, Problem> {
+    /// Who sends a request; nobody where no key is asked for.
+    pub(super) fn caller(&self, headers: &HeaderMap) -> Result<Option<Caller>, Problem> {
         if self.0.is_empty() {
             return Ok(None);
         }
@@ -57,9 +66,9 @@ impl Keys {
         let given = digest(bearer.or_else(plain).ok_or(Problem::Key)?);
         // Every key is compared, whichever matches.
         let matching = self.0.iter().fold(None, |found, known| {
-            if is_same(&known.digest, &given) { Some(&known.tenant) } else { found }
+            if is_same(&known.digest, &given) { Some(&known.caller) } else { found }
         });
-        matching.map(|tenant| Some(Arc::clone(tenant))).ok_or(Problem::Key)
+        matching.map(|caller| Some(caller.clone())).ok_or(Problem::Key)
     }
 }
 
@@ -81,6 +90,7 @@ mod tests {
         let key = |text: &str, tenant: Option<&str>| Key {
             secret: Secret::new(text.to_owned()),
             tenant: tenant.map(str::to_owned),
+            authority: "here".to_owned(),
         };
         let keys = Keys::new(vec![key("one", Some("a")), key("two", None)]);
         let tenant = |name: &'static str, value: &'static str| {
@@ -88,14 +98,16 @@ mod tests {
                 name.parse().expect("a name"),
                 HeaderValue::from_static(value),
             )]);
-            keys.tenant(&headers)
+            let caller = keys.caller(&headers)?.expect("a key is asked for");
+            assert_eq!(&*caller.authority, "here");
+            Ok(caller.tenant.to_string())
         };
-        assert_eq!(tenant("authorization", "Bearer one"), Ok(Some("a".into())));
-        assert_eq!(tenant("authorization", "bearer two"), Ok(Some("key 1".into())));
-        assert_eq!(tenant("x-api-key", "one"), Ok(Some("a".into())));
+        assert_eq!(tenant("authorization", "Bearer one"), Ok("a".into()));
+        assert_eq!(tenant("authorization", "bearer two"), Ok("key 1".into()));
+        assert_eq!(tenant("x-api-key", "one"), Ok("a".into()));
         for wrong in ["Bearer on", "Bearer onee", "Basic one", "one", ""] {
             assert_eq!(tenant("authorization", wrong), Err(Problem::Key), "{wrong:?}");
         }
-        assert_eq!(Keys::default().tenant(&HeaderMap::new()), Ok(None));
+        assert_eq!(Keys::default().caller(&HeaderMap::new()), Ok(None));
     }
 }

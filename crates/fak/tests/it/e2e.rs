@@ -16,3 +16,4 @@ mod restart;
 mod start;
 mod stop;
 mod streams;
+mod tenants;

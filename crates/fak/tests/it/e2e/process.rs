@@ -31,6 +31,9 @@ pub(crate) const PATIENT: Duration = Duration::from_secs(30);
 pub(crate) struct Setup {
     folder: PathBuf,
     settings: BTreeMap<String, u64>,
+    /// What stands behind them in the file.
+    file: String,
+    environment: Vec<(String, String)>,
     workers: Vec<(String, String)>,
     /// Whether the ledger's place is left to fak, in a home of the test's own.
     has_home_only: bool,
@@ -43,12 +46,24 @@ impl Setup {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(process).join(name);
         std::fs::create_dir_all(&folder).unwrap();
         let (settings, workers) = (BTreeMap::new(), Vec::new());
-        let setup = Self { folder, settings, workers, has_home_only: false };
+        let (file, environment) = (String::new(), Vec::new());
+        let setup = Self { folder, settings, file, environment, workers, has_home_only: false };
         setup.set("probe_every_ms", 50)
     }
 
     pub(crate) fn set(mut self, key: &str, value: u64) -> Self {
         self.settings.insert(key.to_owned(), value);
+        self
+    }
+
+    /// More of the settings' file.
+    pub(crate) fn file(mut self, text: &str) -> Self {
+        self.file.push_str(text);
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -81,20 +96,7 @@ impl Setup {
 
     /// Starts it, and waits until it listens.
     pub(crate) async fn start(&self) -> Fak {
-        let file = self.folder.join("fak.toml");
-        let settings = self.settings.iter().map(|(key, value)| format!("{key} = {value}\n"));
-        std::fs::write(&file, settings.collect::<String>()).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_fak"));
-        command.env_clear().env("FAK_LOG", "info");
-        if self.has_home_only {
-            command.env("HOME", &self.folder);
-        } else {
-            command.env("FAK_DB", self.db());
-        }
-        command.arg("serve").arg("--config").arg(file).args(["--listen", "127.0.0.1:0"]);
-        for (id, url) in &self.workers {
-            command.arg("--worker").arg(format!("{id}={url}"));
-        }
+        let mut command = self.command(&["serve"]);
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
         let talk: Arc<Mutex<String>> = Arc::default();
@@ -117,6 +119,26 @@ impl Setup {
         let Ok(address) = address else { panic!("it ended:\n{}", talk.lock().unwrap()) };
         let http = Client::builder(TokioExecutor::new()).build_http();
         Fak { child, address, talk, ended: Some(ended), http }
+    }
+
+    /// `fak COMMAND` with these settings.
+    pub(crate) fn command(&self, command: &[&str]) -> Command {
+        let file = self.folder.join("fak.toml");
+        let settings = self.settings.iter().map(|(key, value)| format!("{key} = {value}\n"));
+        std::fs::write(&file, settings.collect::<String>() + &self.file).unwrap();
+        let mut made = Command::new(env!("CARGO_BIN_EXE_fak"));
+        made.env_clear().env("FAK_LOG", "info");
+        if self.has_home_only {
+            made.env("HOME", &self.folder);
+        } else {
+            made.env("FAK_DB", self.db());
+        }
+        made.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        made.args(command).arg("--config").arg(file).args(["--listen", "127.0.0.1:0"]);
+        for (id, url) in &self.workers {
+            made.arg("--worker").arg(format!("{id}={url}"));
+        }
+        made
     }
 
     /// The ledger, read behind fak's back.
@@ -170,6 +192,13 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
+    async fn whole(response: http::Response<Incoming>) -> Self {
+        let (parts, body) = response.into_parts();
+        let body = tokio::time::timeout(PATIENT, body.collect()).await.unwrap().unwrap();
+        let text = String::from_utf8(body.to_bytes().to_vec()).unwrap();
+        Self { status: parts.status.as_u16(), headers: parts.headers, text }
+    }
+
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
@@ -242,11 +271,7 @@ impl Fak {
     }
 
     async fn whole(&self, method: &str, path: &str, body: String) -> Answer {
-        let response = self.open(method, path, body).await.unwrap();
-        let (parts, body) = response.into_parts();
-        let body = tokio::time::timeout(PATIENT, body.collect()).await.unwrap().unwrap();
-        let text = String::from_utf8(body.to_bytes().to_vec()).unwrap();
-        Answer { status: parts.status.as_u16(), headers: parts.headers, text }
+        Answer::whole(self.open(method, path, body).await.unwrap()).await
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {
@@ -255,6 +280,15 @@ impl Fak {
 
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
         self.whole("POST", path, body.to_string()).await
+    }
+
+    /// A POST with this API key.
+    pub(crate) async fn post_as(&self, key: &str, path: &str, body: &Value) -> Answer {
+        let request = Request::post(format!("http://{}{path}", self.address));
+        let request = request.header("authorization", format!("Bearer {key}"));
+        let request = request.body(Full::new(Bytes::from(body.to_string()))).unwrap();
+        let answer = tokio::time::timeout(PATIENT, self.http.request(request)).await;
+        Answer::whole(answer.expect("an answer").unwrap()).await
     }
 
     /// An action on `w0`, which has to be done.

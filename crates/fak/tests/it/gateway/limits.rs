@@ -190,7 +190,8 @@ async fn a_head_is_bounded() {
 #[tokio::test]
 async fn where_keys_are_configured_one_is_needed() {
     let mut setup = setup();
-    setup.config.keys = vec![Key { secret: Secret::new("right".to_owned()), tenant: None }];
+    let (secret, authority) = (Secret::new("right".to_owned()), "fak".to_owned());
+    setup.config.keys = vec![Key { secret, tenant: None, authority }];
     let mut peer = Peer::start(|_| Reply::Send(peer::json("200 OK", "{}"))).await;
     let rig = Rig::with(&[peer.url()], setup).await;
     for headers in [&[][..], &[("authorization", "Bearer wrong")], &[("authorization", "right")]] {
@@ -210,30 +211,36 @@ async fn where_keys_are_configured_one_is_needed() {
 /// Case 96.
 #[tokio::test]
 async fn tenants_have_salts_of_their_own_and_clients_none() {
-    let key = |key: &str, tenant: &str| Key {
+    let key = |key: &str, tenant: &str, authority: &str| Key {
         secret: Secret::new(key.to_owned()),
         tenant: Some(tenant.to_owned()),
+        authority: authority.to_owned(),
     };
     let mut setup = setup();
-    setup.config.keys = vec![key("ka", "a"), key("kb", "b"), key("ka2", "a")];
+    setup.config.keys =
+        vec![key("ka", "a", "x"), key("kb", "b", "x"), key("ka2", "a", "x"), key("ka3", "a", "y")];
     setup.config.stamp = Stamp::new(None, Isolation::On, false);
     let mut peer = Peer::start(|_| Reply::Send(peer::json("200 OK", "{}"))).await;
     let rig = Rig::with(&[peer.url()], setup).await;
     let mut salts = Vec::new();
-    for (key, salt) in [("ka", None), ("kb", Some("mine")), ("ka2", Some("mine"))] {
+    for (key, salt) in [("ka", None), ("kb", Some("mine")), ("ka2", Some("mine")), ("ka3", None)] {
         let mut body: Value = serde_json::from_str(&chat(false)).unwrap();
+        body["priority"] = (-9).into();
         if let Some(salt) = salt {
             body["cache_salt"] = salt.into();
         }
         let bearer = format!("Bearer {key}");
         let headers = [("authorization", bearer.as_str())];
         assert_eq!(rig.post_with(CHAT, &headers, &body.to_string()).await.status, StatusCode::OK);
-        salts.push(peer.request().await.json()["cache_salt"].as_str().unwrap().to_owned());
+        let sent = peer.request().await.json();
+        assert_eq!(sent["priority"], Value::Null, "a client's own does not count");
+        salts.push(sent["cache_salt"].as_str().unwrap().to_owned());
     }
     assert_eq!(salts[0], salts[2]);
+    assert_ne!(salts[0], salts[3], "somebody else vouches for that one");
     assert_ne!(salts[0], salts[1]);
     assert!(!salts.contains(&"mine".to_owned()));
-    assert_eq!(rig.count("fak_requests_salted_total"), 3);
+    assert_eq!(rig.count("fak_requests_salted_total"), 4);
     // What vLLM takes no salt in would share one cache.
     let headers = [("authorization", "Bearer ka")];
     let body = json!({"model": MODEL, "messages": []}).to_string();

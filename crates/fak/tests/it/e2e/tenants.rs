@@ -1,0 +1,72 @@
+//! Keys and tenants as an operator configures them, and what `fak config` says of it.
+
+use fak_sim::{Binds, Sim, SimConfig};
+use serde_json::{Value, json};
+
+use super::process::{Fak, Setup, prompt};
+
+const KEYS: &str = "isolation = true\n\
+    [[key]]\ntenant = \"alice\"\nenv = \"ALICE_KEY\"\n\
+    [[key]]\ntenant = \"bob\"\nenv = \"BOB_KEY\"\n";
+
+fn setup(name: &str) -> Setup {
+    Setup::new(name).file(KEYS).env("ALICE_KEY", "sk-hidden-alice").env("BOB_KEY", "sk-hidden-bob")
+}
+
+/// Tokens that the engine took from its cache for a client with this key and salt.
+async fn cached(fak: &Fak, key: &str, salt: Option<&str>) -> u64 {
+    let mut body = json!({"model": "tiny", "prompt": prompt(1), "max_tokens": 1, "priority": -9});
+    if let Some(salt) = salt {
+        body["cache_salt"] = salt.into();
+    }
+    let answer = fak.post_as(key, "/v1/completions", &body).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_configured_tenant_has_a_cache_of_its_own_whatever_its_clients_say() {
+    let sim = Sim::start(SimConfig::default(), Binds::default()).await.unwrap();
+    let fak = setup("tenants").sims([&sim]).start().await;
+    fak.worker_is("w0", "serving", true).await;
+    assert_eq!(fak.try_ask(&prompt(1)).await.status, 401);
+    let (alice, bob) = ("sk-hidden-alice", "sk-hidden-bob");
+    assert_eq!(cached(&fak, alice, None).await, 0);
+    assert_eq!(cached(&fak, alice, None).await, 96);
+    assert_eq!(cached(&fak, bob, Some("mine")).await, 0, "not alice's");
+    assert_eq!(cached(&fak, bob, None).await, 96, "and its salt did not count");
+    assert_eq!(cached(&fak, alice, Some("mine")).await, 96);
+    for salt in [None, Some("mine")] {
+        assert_eq!(sim.holds(&prompt(1), salt).hit_tokens, 0, "{salt:?}");
+    }
+    fak.terminated().await;
+}
+
+#[test]
+fn settings_are_checked_and_printed_without_their_secrets() {
+    let run = |setup: &Setup, command: &[&str], more: &[&str]| {
+        let ended = setup.command(command).args(more).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        let (out, told) = (text(ended.stdout), text(ended.stderr));
+        assert!(!out.contains("hidden") && !told.contains("hidden"), "{out}{told}");
+        (ended.status.code(), out, told)
+    };
+    let right = setup("config-right").worker("a", "http://gpu:8000/v1");
+    assert_eq!(run(&right, &["config", "check"], &[]), (Some(0), String::new(), String::new()));
+    let (code, out, _) = run(&right, &["config", "print"], &[]);
+    assert_eq!(code, Some(0));
+    for line in ["probe_every_ms = 50  # file", "tenant = \"alice\"", "env = \"BOB_KEY\""] {
+        assert!(out.lines().any(|l| l == line), "{line}\n{out}");
+    }
+    let (_, out, _) = run(&right, &["config", "print"], &["--json"]);
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json["settings"]["listen"], json!({"value": "127.0.0.1:0", "from": "flag"}));
+    // One of the secrets is missing.
+    let wrong = Setup::new("config-wrong").file(KEYS).env("ALICE_KEY", "sk-hidden-alice");
+    let wrong = wrong.worker("a", "http://gpu:8000/v1");
+    for command in [&["config", "check"][..], &["config", "print"], &["serve"]] {
+        let (code, out, told) = run(&wrong, command, &[]);
+        assert_eq!((code, out.as_str()), (Some(64), ""));
+        assert!(told.contains("bob") && told.contains("BOB_KEY"), "{told}");
+    }
+}
