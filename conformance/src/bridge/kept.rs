@@ -3,11 +3,12 @@
 
 use serde_json::{Value, json};
 
-use super::{Bridge, WORKER, ask_for, full_blocks};
+use super::{Bridge, ENGINE_DEADLINE, WORKER, ask_for, full_blocks};
 use crate::fak::{Ask, DEADLINE};
+use crate::metrics::Values;
 use crate::prompt::BLOCK_SIZE;
-use crate::session::until;
-use crate::target::Target;
+use crate::session::{post, until};
+use crate::target::{Target, weight_version};
 
 /// Tokens of a request that is asleep in the middle of its answer.
 const KEPT_TOKENS: u32 = 200;
@@ -57,6 +58,25 @@ impl<T: Target> Bridge<T> {
         self.checks.that(scene, what, moved.is_empty(), &format!("{moved:?} did"))?;
         self.shows(scene, "serving").await?;
         self.warms(scene, &ask).await
+    }
+
+    /// No tier was cleared, and yet nothing of it can match.
+    pub(super) async fn weights_behind_its_back(&mut self, prompt: &str) -> anyhow::Result<()> {
+        let scene = "weights";
+        let ask = self.warm_on_both(scene, prompt).await?;
+        let version = weight_version(self.weights);
+        let call = post("/update_weight_version", &json!({"new_version": version}));
+        let answer = self.client.call(&call, ENGINE_DEADLINE).await?;
+        anyhow::ensure!(answer.status == 200, "{}", String::from_utf8_lossy(&answer.body));
+        until("fak to know the weights' version", async || {
+            Ok(self.fak.worker(WORKER).await?["weight_version"] == version.as_str())
+        })
+        .await?;
+        let row = json!({"action": "weights", "kv": "unknown", "weight_version": version,
+            "tiers": {"gpu": "unknown", "cpu": "unknown"}, "serving": true});
+        let noticed = self.last_row().await?;
+        self.row(scene, "its row says that nobody knows what the tiers hold", &noticed, &row)?;
+        self.starts_anew(scene, &ask).await
     }
 
     async fn keep_with_the_same_weights(&mut self, prompt: &str) -> anyhow::Result<()> {
@@ -142,9 +162,8 @@ impl<T: Target> Bridge<T> {
     /// Other weights for the simulator; on a real engine, whose model is the only one there is,
     /// the same once more.
     async fn reload_weights(&self) -> anyhow::Result<()> {
-        let body = json!({"method": "reload_weights"});
-        let call = crate::session::post("/collective_rpc", &body);
-        let answer = self.client.call(&call, super::ENGINE_DEADLINE).await?;
+        let call = post("/collective_rpc", &json!({"method": "reload_weights"}));
+        let answer = self.client.call(&call, ENGINE_DEADLINE).await?;
         anyhow::ensure!(answer.status == 200, "{}", String::from_utf8_lossy(&answer.body));
         Ok(())
     }
@@ -159,6 +178,6 @@ const COUNTED: [&str; 5] = [
     "kv_offload_load_bytes",
 ];
 
-fn gained(now: &crate::metrics::Values, before: &crate::metrics::Values, name: &str) -> u64 {
+fn gained(now: &Values, before: &Values, name: &str) -> u64 {
     now.get(name, before).unwrap_or(0.0) as u64
 }

@@ -25,6 +25,7 @@ impl<T: Target> Bridge<T> {
         self.nap_that_no_probe_sees("71-73 +5").await?;
         self.restart_in_the_middle("81-83 +5").await?;
         self.keep_refused("91-93 +5").await?;
+        self.weights_behind_its_back("101-103 +5").await?;
         self.no_claim_was_over().await
     }
 
