@@ -10,6 +10,7 @@ mod failures;
 mod limits;
 mod relay;
 mod routing;
+mod sessions;
 mod simulated;
 mod unserved;
 mod weights;

@@ -11,6 +11,7 @@ use fak::fleet::{Door, Fleet, Worker};
 use fak::gateway;
 use fak::lifecycle::{Config, Lifecycle};
 use fak::runtime::{OnExit, TaskGroup};
+use fak::sessions::{self, Sessions};
 use fak::store::Store;
 use fak_index::{Index, Limits, RankOptions};
 use fak_kernel::rank::Trust;
@@ -28,6 +29,7 @@ pub(crate) struct Bridged {
     pub(crate) sim: Sim,
     pub(crate) rig: Rig,
     pub(crate) lifecycle: Lifecycle,
+    pub(crate) sessions: Sessions,
     _tasks: TaskGroup,
 }
 
@@ -48,9 +50,12 @@ impl Bridged {
             recorder: Arc::new(Recorder::new(0)),
             notes: None,
         };
+        let store = Store::open("sqlite::memory:").await.unwrap();
+        let opened = Sessions::open(store.clone(), sessions::Config::default()).await;
+        let (sessions, keeper) = opened.unwrap();
         let config = Config {
             fleet: fleet.clone(),
-            store: Store::open("sqlite::memory:").await.unwrap(),
+            store,
             sink,
             events: BTreeMap::new(),
             // The test looks when it wants to know.
@@ -64,8 +69,9 @@ impl Bridged {
         for owner in owners {
             tasks.spawn("owner", OnExit::StopProcess, owner.run(tasks.shutdown()));
         }
-        let rig = Rig::around(fleet, index, gateway).await;
-        let bridged = Self { sim, rig, lifecycle, _tasks: tasks };
+        tasks.spawn("sessions", OnExit::StopProcess, keeper.run(tasks.shutdown()));
+        let rig = Rig::around(fleet, index, gateway, Some(sessions.clone())).await;
+        let bridged = Self { sim, rig, lifecycle, sessions, _tasks: tasks };
         bridged.heard().await;
         bridged
     }

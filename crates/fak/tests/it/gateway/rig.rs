@@ -9,6 +9,7 @@ use fak::engine::{Client, Endpoints, Engine, Secret, Timeouts};
 use fak::fleet::{Door, Fleet, State, Worker};
 use fak::gateway::{self, Config, Contradiction, Doubt, Gateway, Parts, ServeConfig};
 use fak::runtime::{OnExit, TaskGroup};
+use fak::sessions::Sessions;
 use fak::telemetry::{self, Registry};
 use fak_index::{Index, Limits};
 use fak_kernel::Phase;
@@ -63,6 +64,7 @@ pub(crate) struct Setup {
     pub(crate) timeouts: Timeouts,
     /// The worker from which a first byte has to come [soon](SHORT).
     pub(crate) hurried: Option<usize>,
+    pub(crate) sessions: Option<Sessions>,
 }
 
 pub(crate) fn setup() -> Setup {
@@ -75,7 +77,7 @@ pub(crate) fn setup() -> Setup {
         probe: PATIENT,
     };
     let config = Config { head_within: PATIENT, audit_after: SHORT, ..Config::default() };
-    Setup { config, timeouts, hurried: None }
+    Setup { config, timeouts, hurried: None, sessions: None }
 }
 
 /// A whole answer.
@@ -112,7 +114,7 @@ impl Rig {
     }
 
     pub(crate) async fn with(urls: &[String], setup: Setup) -> Self {
-        let Setup { config, timeouts, hurried } = setup;
+        let Setup { config, timeouts, hurried, sessions } = setup;
         let worker = |(number, url): (usize, &String)| {
             let key = Secret::new(WORKER_KEY.to_owned());
             let mut timeouts = timeouts.clone();
@@ -124,7 +126,8 @@ impl Rig {
             Worker { id: format!("w{number}").into(), engine, door: Door::new() }
         };
         let fleet = Fleet::new(urls.iter().enumerate().map(worker));
-        let rig = Self::around(fleet, Arc::new(Index::new(7, Limits::default())), config).await;
+        let index = Arc::new(Index::new(7, Limits::default()));
+        let rig = Self::around(fleet, index, config, sessions).await;
         for number in 0..urls.len() {
             rig.state(number, |state| {
                 state.standing = Standing::SERVING;
@@ -136,7 +139,12 @@ impl Rig {
     }
 
     /// A gateway over a fleet that somebody else keeps.
-    pub(crate) async fn around(fleet: Fleet, index: Arc<Index>, config: Config) -> Self {
+    pub(crate) async fn around(
+        fleet: Fleet,
+        index: Arc<Index>,
+        config: Config,
+        sessions: Option<Sessions>,
+    ) -> Self {
         let (sender, suspects) = mpsc::channel(1024);
         let contradictions = Arc::default();
         let doubt = Told { suspects: sender, contradictions: Arc::clone(&contradictions) };
@@ -144,7 +152,7 @@ impl Rig {
         let parts = Parts {
             fleet: fleet.clone(),
             index: Arc::clone(&index),
-            sessions: None,
+            sessions,
             doubt: Arc::new(doubt),
         };
         let (gateway, auditor) = Gateway::new(config, parts, &registry).unwrap();

@@ -1,0 +1,183 @@
+//! Sessions as clients see them: who they are, where they go, and when they may not.
+
+use fak::lifecycle::Request;
+use fak::sessions::{self, Sessions};
+use fak::store::{Row, Store};
+use fak_kernel::witness::{Level, Mode, Move, Parts, Weights};
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::bridged::{Bridged, COMPLETIONS};
+use super::rig::{Answer, MODEL, PATIENT, Rig, chat, setup};
+use crate::engine::peer::{self, Peer, Reply};
+
+const CHAT: &str = "/v1/chat/completions";
+const SESSION: &str = "x-fak-session";
+const SLEEP: Move = Move::Sleep { level: Some(Level::One), mode: Mode::Abort, keep_tier: false };
+
+/// A gateway with sessions before engines that answer at once.
+async fn answering(engines: usize) -> (Vec<Peer>, Rig, Sessions) {
+    let mut peers = Vec::new();
+    for _ in 0..engines {
+        peers.push(Peer::start(|_| Reply::Send(peer::json("200 OK", "{}"))).await);
+    }
+    let store = Store::open("sqlite::memory:").await.unwrap();
+    let (sessions, _) = Sessions::open(store, sessions::Config::default()).await.unwrap();
+    let setup = super::rig::Setup { sessions: Some(sessions.clone()), ..setup() };
+    let urls: Vec<_> = peers.iter().map(Peer::url).collect();
+    (peers, Rig::with(&urls, setup).await, sessions)
+}
+
+async fn ask(bridged: &Bridged, session: &str) -> Answer {
+    let tokens: Vec<u32> = (300..400).collect();
+    let body = json!({"model": "tiny", "prompt": tokens, "max_tokens": 1}).to_string();
+    bridged.rig.post_with(COMPLETIONS, &[(SESSION, session)], &body).await
+}
+
+fn cached(answer: &Answer) -> u64 {
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+    answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+}
+
+async fn act(bridged: &Bridged, mv: Move, session: &str) -> Row {
+    let request = Request { session: Some(session.to_owned()), ..Request::new(mv) };
+    bridged.lifecycle.act("w0", request).await.unwrap()
+}
+
+/// Waits until what became of the session's worker was taken in.
+async fn is_dormant(bridged: &Bridged, session: &str, dormant: bool) {
+    let taken_in = async {
+        while bridged.sessions.get(session).unwrap().dormancy.is_some() != dormant {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENT, taken_in).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_dormant_session_is_refused_with_the_action_and_the_row_behind_it() {
+    let bridged = Bridged::start().await;
+    let answer = ask(&bridged, "s1").await;
+    assert_eq!((answer.status, answer.header(SESSION)), (StatusCode::OK, Some("s1")));
+    let pause = Move::Pause { mode: Mode::Keep, clear: false, keep_tier: false };
+    let wake = Move::Wake { tags: Parts::NONE, weights: Weights::Same };
+    for (rest, word, back) in [(SLEEP, "sleep", wake), (pause, "pause", Move::Resume)] {
+        let row = act(&bridged, rest, "s1").await;
+        is_dormant(&bridged, "s1", true).await;
+        for path in [COMPLETIONS, CHAT, "/v1/responses"] {
+            let body = json!({"model": "tiny", "prompt": [1, 2], "messages": []}).to_string();
+            let refused = bridged.rig.post_with(path, &[(SESSION, "s1")], &body).await;
+            assert_eq!(refused.status, StatusCode::CONFLICT, "{path}: {}", refused.text());
+            assert_eq!(refused.code(), "session_dormant");
+            let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+            for told in ["s1", word, &format!("witness row {}", row.seq)] {
+                assert!(message.contains(told), "{message}");
+            }
+        }
+        // A session that was never there is told of the worker instead.
+        let other = ask(&bridged, "s2").await;
+        assert_eq!(
+            (other.status, other.code().as_str()),
+            (StatusCode::SERVICE_UNAVAILABLE, "no_serving_worker")
+        );
+        let row = act(&bridged, back, "s1").await;
+        assert!(row.serving, "{row:?}");
+        is_dormant(&bridged, "s1", false).await;
+        assert_eq!(ask(&bridged, "s1").await.status, StatusCode::OK);
+    }
+    assert_eq!(bridged.sim.counters_of(0).tokens_while_asleep, 0);
+}
+
+#[tokio::test]
+async fn a_session_stays_on_its_worker_and_requests_without_one_do_not() {
+    let (_peers, rig, sessions) = answering(2).await;
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..64 {
+        let answer = rig.post(CHAT, &chat(false)).await;
+        seen.insert(answer.header("x-fak-worker").unwrap().to_owned());
+        assert_eq!(answer.header(SESSION), None);
+    }
+    assert_eq!(seen.len(), 2, "else nothing is shown below");
+    for id in ["a", "b", "c", "d"] {
+        let mut workers = std::collections::BTreeSet::new();
+        for _ in 0..16 {
+            let answer = rig.post_with(CHAT, &[(SESSION, id)], &chat(false)).await;
+            assert_eq!(answer.header(SESSION), Some(id));
+            workers.insert(answer.header("x-fak-worker").unwrap().to_owned());
+        }
+        assert_eq!(workers.len(), 1, "{id}: {workers:?}");
+        let bound = sessions.get(id).unwrap().worker;
+        assert_eq!(bound.as_deref(), workers.first().map(String::as_str));
+    }
+    // It moves where its worker does not serve, and stays where it went.
+    let before = sessions.get("a").unwrap().worker.unwrap();
+    let number = usize::from(&*before == "w1");
+    rig.phase(number, fak_kernel::Phase::Error);
+    for _ in 0..4 {
+        let answer = rig.post_with(CHAT, &[(SESSION, "a")], &chat(false)).await;
+        assert_ne!(answer.header("x-fak-worker"), Some(&*before));
+    }
+    rig.phase(number, fak_kernel::Phase::Serving);
+    let answer = rig.post_with(CHAT, &[(SESSION, "a")], &chat(false)).await;
+    assert_ne!(answer.header("x-fak-worker"), Some(&*before));
+}
+
+#[tokio::test]
+async fn the_header_names_the_session_before_the_body_does() {
+    let (mut peers, rig, sessions) = answering(1).await;
+    let body =
+        |key: Value| json!({"model": MODEL, "messages": [], "prompt_cache_key": key}).to_string();
+    let both = rig.post_with(CHAT, &[(SESSION, "header")], &body("body".into())).await;
+    assert_eq!(both.header(SESSION), Some("header"));
+    assert!(sessions.get("body").is_none());
+    let sent = peers[0].request().await;
+    assert_eq!(sent.header(SESSION), None, "it is fak's own");
+    assert_eq!(sent.json()["prompt_cache_key"], "body", "what came is passed on");
+    let one = rig.post(CHAT, &body("body".into())).await;
+    assert_eq!(one.header(SESSION), Some("body"));
+    // A key of OpenAI's may be no name of a session; a header has to be.
+    let none = rig.post(CHAT, &body("two words".into())).await;
+    assert_eq!((none.status, none.header(SESSION)), (StatusCode::OK, None));
+    let refused = rig.post_with(CHAT, &[(SESSION, "two words")], &body(Value::Null)).await;
+    assert_eq!(
+        (refused.status, refused.code().as_str()),
+        (StatusCode::BAD_REQUEST, "invalid_session")
+    );
+}
+
+#[tokio::test]
+async fn an_isolated_session_leaves_its_blocks_behind_and_others_keep_theirs() {
+    let bridged = Bridged::start().await;
+    assert_eq!(cached(&ask(&bridged, "s1").await), 0);
+    assert_eq!(cached(&ask(&bridged, "s2").await), 96, "they share what nobody isolated");
+    assert!(bridged.sessions.isolate("s1").await.unwrap());
+    assert_eq!(cached(&ask(&bridged, "s1").await), 0);
+    assert_eq!(cached(&ask(&bridged, "s1").await), 96, "it has blocks of its own again");
+    assert_eq!(cached(&ask(&bridged, "s2").await), 96);
+    assert!(bridged.sessions.isolate("s1").await.unwrap());
+    assert_eq!(cached(&ask(&bridged, "s1").await), 0, "each time anew");
+    assert_eq!(cached(&ask(&bridged, "s2").await), 96);
+    for outcome in ["over", "lost_in_flight"] {
+        assert_eq!(bridged.audited(outcome), 0, "{outcome}");
+    }
+}
+
+#[tokio::test]
+async fn an_isolated_session_keeps_the_salt_that_its_requests_have() {
+    let (mut peers, rig, sessions) = answering(1).await;
+    let body = |salt: &str| json!({"model": MODEL, "messages": [], "cache_salt": salt}).to_string();
+    let mut salts = std::collections::HashSet::new();
+    for round in 0..2 {
+        for id in ["s1", "s2"] {
+            for salt in ["x", "y"] {
+                rig.post_with(CHAT, &[(SESSION, id)], &body(salt)).await;
+                let sent = peers[0].request().await.json()["cache_salt"].clone();
+                // The other session's are as they were, and so is nobody else's.
+                assert_eq!(sent == salt, round == 0 || id == "s2", "{round} {id} {salt}: {sent}");
+                salts.insert(sent.to_string());
+            }
+        }
+        assert!(sessions.isolate("s1").await.unwrap());
+    }
+    assert_eq!(salts.len(), 4, "x, y, and of each the isolated session's own");
+}
