@@ -12,6 +12,8 @@ mod health;
 pub mod json;
 mod metrics;
 mod options;
+mod refusal;
+mod rollout;
 mod sessions;
 mod witness;
 mod workers;
@@ -100,6 +102,9 @@ const CONTROL: &[Route] = &[
     ("/fak/v1/sessions", || get(sessions::list)),
     ("/fak/v1/sessions/{id}", || get(sessions::status).delete(sessions::end)),
     ("/fak/v1/sessions/{id}/{action}", || post(sessions::act)),
+    ("/fak/v1/rollout", || get(rollout::list)),
+    ("/fak/v1/rollout/begin", || post(rollout::begin)),
+    ("/fak/v1/rollout/end", || post(rollout::end)),
     ("/fak/v1/witness", || get(witness::list)),
     ("/fak/v1/events", || get(events::follow)),
     ("/pause", || post(dropin::pause)),

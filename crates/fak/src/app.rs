@@ -48,6 +48,7 @@ pub async fn run(cli: Cli) -> Result<Exit, Error> {
         Command::Serve(args) => serve::serve(args).await,
         Command::Sim(args) => sim::serve(&args).await,
         Command::Session(args) => Ok(cli::session::run(&args, &client()?).await?),
+        Command::Rollout(args) => Ok(cli::rollout::run(&args, &client()?).await?),
         Command::Worker(args) => Ok(cli::worker::run(&args, &client()?).await?),
         Command::Witness { command } => match command {
             WitnessCommand::Table { json } => witness::print(json),

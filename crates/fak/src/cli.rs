@@ -7,6 +7,7 @@ pub mod action;
 pub mod bench;
 pub mod client;
 pub mod report;
+pub mod rollout;
 pub mod session;
 mod table;
 pub mod trace;
@@ -43,6 +44,9 @@ pub enum Command {
     Run(RunArgs),
     /// Sessions, and the workers behind them. Asks the fak of FAK_ADDR, with the key of FAK_KEY.
     Session(session::SessionArgs),
+    /// Workers that time-share their devices with a trainer. Asks the fak of FAK_ADDR, with the key
+    /// of FAK_KEY.
+    Rollout(rollout::RolloutArgs),
     /// Workers. Asks the fak of FAK_ADDR, with the key of FAK_KEY.
     Worker(worker::WorkerArgs),
     /// Serve OpenAI clients from a fleet of vLLM workers until SIGTERM or Ctrl-C.

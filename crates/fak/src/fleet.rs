@@ -51,6 +51,8 @@ pub struct State {
     pub weight_version: Option<Arc<str>>,
     /// The row of the last change of weights by which no version moved; see [`Weights`].
     pub weights_epoch: Option<u64>,
+    /// Who holds it: then it takes no requests, however awake its engine is.
+    pub held_by: Option<Arc<str>>,
     /// Its ranks in the index, as far as they may be asked: none while it recovers.
     pub ranks: Arc<[Rank]>,
     /// How far the event streams of all its ranks are.
@@ -112,6 +114,7 @@ impl State {
             models: Arc::default(),
             weight_version: None,
             weights_epoch: None,
+            held_by: None,
             ranks: Arc::default(),
             streams: Arc::default(),
             is_recovering: false,
@@ -129,7 +132,8 @@ impl State {
     /// Whether requests may be sent to it.
     #[must_use]
     pub fn is_serving(&self) -> bool {
-        self.standing.phase == Phase::Serving && self.is_reachable && self.is_progressing
+        let is_free = self.held_by.is_none();
+        self.standing.phase == Phase::Serving && self.is_reachable && self.is_progressing && is_free
     }
 
     /// The weights that it computes with.

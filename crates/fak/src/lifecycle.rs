@@ -5,14 +5,20 @@
 //! are cold, the call leaves, the engine is observed, the outcome is written; and the door opens
 //! only on a worker that was seen to serve.
 
+mod act;
+mod canary;
+mod hold;
 mod inherited;
 mod learn;
 mod marker;
 mod owner;
 mod probe;
 mod recovery;
+mod rollout;
 mod rows;
+mod settle;
 pub(crate) mod translate;
+mod version;
 mod weights;
 
 use std::collections::BTreeMap;
@@ -24,13 +30,18 @@ use fak_kernel::witness::{Move, Refusal};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
+pub use canary::Outcome as Canary;
 pub(crate) use learn::capabilities;
 pub use owner::{Config, Events, Owner};
+pub use rollout::{Begin, Begun, End, Ended};
+pub use rows::Ending;
 pub use translate::parts;
 
 use crate::events::stream::Handle;
 use crate::store::{self, Row};
 
+/// How long requests in flight may take to end, where nobody says.
+pub const DRAIN: Duration = Duration::from_secs(30);
 /// Commands that may wait for one owner.
 const COMMANDS_MAX: usize = 16;
 
@@ -46,13 +57,17 @@ pub struct Request {
     /// How long requests in flight may take to end where the mode lets them: then the action is
     /// refused.
     pub drain: Duration,
+    /// Who asks, where that is somebody who may hold workers.
+    pub holder: Option<String>,
+    /// Do it although somebody else holds the worker. Where it serves then, the hold is over.
+    pub force: bool,
 }
 
 impl Request {
     /// `mv`, asked by nobody's session, with 30 s to drain.
     #[must_use]
     pub fn new(mv: Move) -> Self {
-        Self { mv, session: None, allow_evict: false, drain: Duration::from_secs(30) }
+        Self { mv, session: None, allow_evict: false, drain: DRAIN, holder: None, force: false }
     }
 }
 
@@ -75,6 +90,14 @@ enum Command {
         request: Request,
         done: oneshot::Sender<Result<Row, Error>>,
     },
+    Begin {
+        begin: Begin,
+        done: oneshot::Sender<Result<Begun, Error>>,
+    },
+    End {
+        end: End,
+        done: oneshot::Sender<Result<Ended, Error>>,
+    },
     Ranks {
         done: oneshot::Sender<Vec<Handle>>,
     },
@@ -89,27 +112,27 @@ enum Command {
     },
 }
 
-/// The hold of one owner.
+/// The line to one owner.
 #[derive(Clone, Debug)]
-struct Hold {
+struct Line {
     commands: mpsc::Sender<Command>,
     /// Set while an action runs.
     is_busy: Arc<AtomicBool>,
     /// For rows that are written although an action runs.
-    ledger: owner::Refuser,
+    ledger: act::Refuser,
 }
 
 /// Every worker's owner, to be asked; cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Lifecycle {
-    holds: Arc<BTreeMap<Arc<str>, Hold>>,
+    lines: Arc<BTreeMap<Arc<str>, Line>>,
 }
 
 impl Lifecycle {
     /// Makes an owner for each worker of `config.fleet`. They live by [`Owner::run`].
     #[must_use]
     pub fn new(config: &Config) -> (Self, Vec<Owner>) {
-        let mut holds = BTreeMap::new();
+        let mut lines = BTreeMap::new();
         let mut owners = Vec::new();
         for view in &config.fleet.snapshot().workers {
             let (sender, commands) = mpsc::channel(COMMANDS_MAX);
@@ -117,10 +140,10 @@ impl Lifecycle {
             let owner =
                 Owner::new(config, Arc::clone(&view.worker), commands, Arc::clone(&is_busy));
             let ledger = owner.refuser();
-            holds.insert(Arc::clone(&view.worker.id), Hold { commands: sender, is_busy, ledger });
+            lines.insert(Arc::clone(&view.worker.id), Line { commands: sender, is_busy, ledger });
             owners.push(owner);
         }
-        (Self { holds: Arc::new(holds) }, owners)
+        (Self { lines: Arc::new(lines) }, owners)
     }
 
     /// Does an action on `worker` and answers with its row; one that was refused is a row with
@@ -129,22 +152,51 @@ impl Lifecycle {
     /// # Errors
     /// [`Error`].
     pub async fn act(&self, worker: &str, request: Request) -> Result<Row, Error> {
-        let hold = self.hold(worker)?;
-        if hold.is_busy.swap(true, Ordering::AcqRel) {
-            return hold.ledger.refuse(&request, Refusal::Busy).await;
+        let line = self.line(worker)?;
+        let busy = request.clone();
+        match line.take(|done| Command::Act { request, done }).await? {
+            Some(row) => row,
+            None => line.ledger.refuse(&busy, Refusal::Busy).await,
         }
-        let (done, row) = oneshot::channel();
-        // No wait here: a caller that left during one would leave the worker busy for ever.
-        match hold.commands.try_send(Command::Act { request, done }) {
-            Ok(()) => {}
-            Err(TrySendError::Closed(_)) => return Err(Error::Stopped),
-            Err(TrySendError::Full(command)) => {
-                hold.is_busy.store(false, Ordering::Release);
-                let Command::Act { request, .. } = command else { return Err(Error::Stopped) };
-                return hold.ledger.refuse(&request, Refusal::Busy).await;
-            }
+    }
+
+    /// Puts `worker` to sleep for a holder; to its end though the caller leaves.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn begin(&self, worker: &str, begin: Begin) -> Result<Begun, Error> {
+        let line = self.line(worker)?;
+        let busy = begin.request();
+        if let Some(begun) = line.take(|done| Command::Begin { begin, done }).await? {
+            return begun;
         }
-        row.await.unwrap_or(Err(Error::Stopped))
+        let row = line.ledger.refuse(&busy, Refusal::Busy).await?;
+        let (phase, reason) = (row.phase, row.reason.clone());
+        let held_by = line.ledger.held_by();
+        Ok(Begun { row, ending: Ending::Refused, reason, running: None, phase, held_by })
+    }
+
+    /// Brings `worker` back from its holder; to its end though the caller leaves.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn end(&self, worker: &str, end: End) -> Result<Ended, Error> {
+        let line = self.line(worker)?;
+        let busy = end.request(end.mv());
+        if let Some(ended) = line.take(|done| Command::End { end, done }).await? {
+            return ended;
+        }
+        let row = line.ledger.refuse(&busy, Refusal::Busy).await?;
+        Ok(Ended {
+            ending: Ending::Refused,
+            reason: row.reason.clone(),
+            canary: Canary::NotRun,
+            phase: row.phase,
+            is_serving: false,
+            weight_version: row.weight_version.as_deref().map(Arc::from),
+            held_by: line.ledger.held_by(),
+            rows: vec![row],
+        })
     }
 
     /// Has the owner look at its worker now, and waits until it has.
@@ -153,8 +205,8 @@ impl Lifecycle {
     /// [`Error::UnknownWorker`], [`Error::Stopped`].
     pub async fn look(&self, worker: &str) -> Result<(), Error> {
         let (done, looked) = oneshot::channel();
-        let hold = self.hold(worker)?;
-        hold.commands.send(Command::Look { done }).await.map_err(|_| Error::Stopped)?;
+        let line = self.line(worker)?;
+        line.commands.send(Command::Look { done }).await.map_err(|_| Error::Stopped)?;
         looked.await.map_err(|_| Error::Stopped)
     }
 
@@ -165,7 +217,7 @@ impl Lifecycle {
     /// [`Error::UnknownWorker`], [`Error::Stopped`].
     pub async fn contradicted(&self, worker: &str, claimed: u32, cached: u64) -> Result<(), Error> {
         let command = Command::Contradicted { claimed, cached };
-        self.hold(worker)?.commands.send(command).await.map_err(|_| Error::Stopped)
+        self.line(worker)?.commands.send(command).await.map_err(|_| Error::Stopped)
     }
 
     /// The worker's ranks, by their streams.
@@ -175,12 +227,35 @@ impl Lifecycle {
     /// [`Error::UnknownWorker`], [`Error::Stopped`].
     pub async fn ranks(&self, worker: &str) -> Result<Vec<Handle>, Error> {
         let (done, ranks) = oneshot::channel();
-        let hold = self.hold(worker)?;
-        hold.commands.send(Command::Ranks { done }).await.map_err(|_| Error::Stopped)?;
+        let line = self.line(worker)?;
+        line.commands.send(Command::Ranks { done }).await.map_err(|_| Error::Stopped)?;
         ranks.await.map_err(|_| Error::Stopped)
     }
 
-    fn hold(&self, worker: &str) -> Result<&Hold, Error> {
-        self.holds.get(worker).ok_or_else(|| Error::UnknownWorker(worker.to_owned()))
+    fn line(&self, worker: &str) -> Result<&Line, Error> {
+        self.lines.get(worker).ok_or_else(|| Error::UnknownWorker(worker.to_owned()))
+    }
+}
+
+impl Line {
+    /// Has the owner do what `command` says, and waits until it has; `None` where it does something
+    /// else at the time.
+    async fn take<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> Command,
+    ) -> Result<Option<T>, Error> {
+        if self.is_busy.swap(true, Ordering::AcqRel) {
+            return Ok(None);
+        }
+        let (done, answer) = oneshot::channel();
+        // No wait here: a caller that left during one would leave the worker busy for ever.
+        match self.commands.try_send(command(done)) {
+            Ok(()) => answer.await.map(Some).map_err(|_| Error::Stopped),
+            Err(TrySendError::Closed(_)) => Err(Error::Stopped),
+            Err(TrySendError::Full(_)) => {
+                self.is_busy.store(false, Ordering::Release);
+                Ok(None)
+            }
+        }
     }
 }

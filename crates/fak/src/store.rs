@@ -1,4 +1,4 @@
-//! The ledger of witness rows, and the sessions: what outlives the process, on SQLite or
+//! The ledger of witness rows, the sessions and the holds: what outlives the process, on SQLite or
 //! PostgreSQL.
 //!
 //! Invariant: a row of the ledger is only ever added to, once; what [`Store::intent`] returned is
@@ -7,6 +7,7 @@
 
 mod bounds;
 mod database;
+mod hold;
 mod ledger;
 mod row;
 mod session;
@@ -19,6 +20,7 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 
 pub use bounds::{JSON_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
+pub use hold::Hold;
 pub use ledger::{Change, ROWS_MAX};
 pub use row::{Filter, NewIntent, Outcome, Row, Tiers, word};
 pub use session::{Run, SESSIONS_MAX, Session};
@@ -226,6 +228,46 @@ impl Store {
     /// [`Error::Unavailable`], [`Error::Slow`].
     pub async fn session_delete(&self, id: &str) -> Result<bool, Error> {
         self.run(session::delete(&self.database, id)).await
+    }
+
+    /// Puts `worker` into `holder`'s hands from now on, in place of the hold that it is in.
+    ///
+    /// # Errors
+    /// [`Error::BadValue`], [`Error::Unavailable`], [`Error::Slow`].
+    pub async fn hold_put(
+        &self,
+        worker: &str,
+        holder: &str,
+        canary: serde_json::Value,
+    ) -> Result<Hold, Error> {
+        let (worker, holder) = (worker.to_owned(), holder.to_owned());
+        let hold = Hold { worker, holder, since: self.at(), canary };
+        self.run(hold::put(&self.database, &hold)).await?;
+        Ok(hold)
+    }
+
+    /// The hold on `worker`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], [`Error::Unavailable`], [`Error::Slow`].
+    pub async fn hold_get(&self, worker: &str) -> Result<Option<Hold>, Error> {
+        self.run(hold::get(&self.database, worker)).await
+    }
+
+    /// All holds, by worker.
+    ///
+    /// # Errors
+    /// Those of [`Store::hold_get`].
+    pub async fn hold_list(&self) -> Result<Vec<Hold>, Error> {
+        self.run(hold::list(&self.database)).await
+    }
+
+    /// Lets `worker` go; whether it was held.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::Slow`].
+    pub async fn hold_delete(&self, worker: &str) -> Result<bool, Error> {
+        self.run(hold::delete(&self.database, worker)).await
     }
 
     /// Waits for what runs, and closes the connections. Every later use fails.

@@ -355,6 +355,10 @@ vocabulary! {
         DrainTimeout = "drain_timeout",
         /// Another command is on its way to the worker.
         Busy = "busy",
+        /// Somebody else holds the worker.
+        Held = "held",
+        /// No route answered the prompt that was to be compared after the wake.
+        CanaryNotRecorded = "canary_not_recorded",
     }
 }
 
@@ -429,6 +433,9 @@ pub struct State {
     pub local_hits: Option<bool>,
     /// Whether such a request hit a connector's tier.
     pub external_hits: Option<bool>,
+    /// Whether a fixed prompt was answered as before the sleep; `None` where none was sent, or
+    /// where other weights may answer otherwise.
+    pub canary: Option<bool>,
 }
 
 /// What was observed after the call.
@@ -489,6 +496,8 @@ pub enum Reason {
     TierNotKept,
     /// Awake after a level 2 sleep, with nothing that says weights were loaded since.
     WeightsNotProven,
+    /// Awake with the weights from before, and a fixed prompt is not answered as before.
+    CanaryMismatch,
 }
 
 impl Reason {
@@ -518,6 +527,7 @@ impl Reason {
             Self::NotAchieved => "not_achieved",
             Self::TierNotKept => "tier_not_kept",
             Self::WeightsNotProven => "weights_not_proven",
+            Self::CanaryMismatch => "canary_mismatch",
         }
     }
 }

@@ -18,6 +18,9 @@ pub enum RouteFault {
     FailAfter(u16),
     /// Carries the action out and answers 200 without a body, as old engines do.
     EmptyBody,
+    /// Answers 200 with `{"success":false}`, as a reset does while blocks are in use. The action
+    /// is not carried out.
+    Decline,
 }
 
 /// How a stream is cut.

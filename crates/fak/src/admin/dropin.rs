@@ -19,9 +19,9 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::AdminState;
-use super::workers::{Outcome, outcome};
+use super::refusal;
 use crate::fleet::View;
-use crate::lifecycle::{self, Request};
+use crate::lifecycle::{self, Ending, Request};
 use crate::store::Row;
 use query::{Invalid, Parameters};
 
@@ -114,7 +114,7 @@ async fn run(
     };
     let acts = workers.iter().map(|worker| act(&state, worker, mv));
     let ends = join_all(acts).await;
-    let is_done = ends.iter().all(|end| end.outcome == Outcome::Done);
+    let is_done = ends.iter().all(|end| end.ending == Ending::Done);
     if !is_done {
         return partial(&ends);
     }
@@ -128,7 +128,7 @@ async fn run(
 /// How an action on one worker ended.
 struct End {
     worker: Arc<str>,
-    outcome: Outcome,
+    ending: Ending,
     row: Result<Row, lifecycle::Error>,
 }
 
@@ -141,17 +141,17 @@ impl End {
 async fn act(state: &AdminState, worker: &Arc<str>, mv: Move) -> End {
     let mv = weighed(state, worker, mv);
     let row = state.lifecycle.act(worker, Request::new(mv)).await;
-    let outcome = match &row {
-        Err(_) => Outcome::Failed,
+    let ending = match &row {
+        Err(_) => Ending::Failed,
         Ok(row) => {
             state.sessions.apply(row);
-            match outcome(row) {
-                Outcome::Refused if is_as_asked(state, row, mv) => Outcome::Done,
-                outcome => outcome,
+            match Ending::of(row) {
+                Ending::Refused if is_as_asked(state, row, mv) => Ending::Done,
+                ending => ending,
             }
         }
     };
-    End { worker: Arc::clone(worker), outcome, row }
+    End { worker: Arc::clone(worker), ending, row }
 }
 
 /// `mv`, with what a wake by these routes says of the weights. Who has their memory awake already
@@ -208,9 +208,9 @@ fn meant(state: &AdminState, worker: Option<&str>) -> Result<Vec<Arc<str>>, Inva
 /// Not every worker did as asked: 409 where the others refused and nothing changed there, 502 where
 /// one failed.
 fn partial(ends: &[End]) -> Response {
-    let has_failed = ends.iter().any(|end| end.outcome == Outcome::Failed);
+    let has_failed = ends.iter().any(|end| end.ending == Ending::Failed);
     let status = if has_failed { StatusCode::BAD_GATEWAY } else { StatusCode::CONFLICT };
-    let done = ends.iter().filter(|end| end.outcome == Outcome::Done).count();
+    let done = ends.iter().filter(|end| end.ending == Ending::Done).count();
     let message = format!("done on {done} of {} workers", ends.len());
     let mut body = envelope(status, &message, None);
     body["workers"] = ends.iter().map(tell).collect();
@@ -218,16 +218,19 @@ fn partial(ends: &[End]) -> Response {
 }
 
 fn tell(end: &End) -> Value {
-    let outcome = match end.outcome {
-        Outcome::Done => "done",
-        Outcome::Refused => "refused",
-        Outcome::Failed => "failed",
-    };
     let (row, error) = match &end.row {
+        Ok(row) if end.ending == Ending::Refused => {
+            (json!(row), json!(refusal::with_way_out(row.reason.clone(), row)))
+        }
         Ok(row) => (json!(row), Value::Null),
         Err(error) => (Value::Null, json!(error.to_string())),
     };
-    json!({ "worker": &*end.worker, "outcome": outcome, "row": row, "error": error })
+    json!({
+        "worker": &*end.worker,
+        "outcome": end.ending.as_str(),
+        "row": row,
+        "error": error,
+    })
 }
 
 /// What all workers meant say, after a fresh look at each.
@@ -266,7 +269,7 @@ async fn flag(State(state): State<AdminState>, Query(pairs): Pairs, name: &str) 
 }
 
 /// vLLM's error envelope.
-fn envelope(status: StatusCode, message: &str, param: Option<&str>) -> Value {
+pub(super) fn envelope(status: StatusCode, message: &str, param: Option<&str>) -> Value {
     let (code, kind) = (status.as_u16(), status.canonical_reason().unwrap_or_default());
     json!({ "error": { "message": message, "type": kind, "param": param, "code": code } })
 }

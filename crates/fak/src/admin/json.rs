@@ -31,6 +31,9 @@ pub struct Worker {
     pub in_flight: u64,
     /// The weight version, where it is known.
     pub weight_version: Option<String>,
+    /// Who holds it: then it takes no requests, and others' actions are refused.
+    #[serde(default)]
+    pub held_by: Option<String>,
     /// The last row on it.
     pub last_witness: Option<u64>,
     /// How far the event stream of each rank is.

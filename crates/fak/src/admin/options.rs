@@ -12,6 +12,8 @@ use serde_json::{Map, Value};
 use super::error::Error;
 use crate::lifecycle::Request;
 
+/// Bytes of a holder's name.
+const HOLDER_BYTES_MAX: usize = 256;
 /// How long a drain may be asked to take.
 const DRAIN_MS_MAX: u64 = 3_600_000;
 
@@ -49,12 +51,16 @@ impl Verb {
     /// The options that it takes.
     const fn options(self) -> &'static [&'static str] {
         match self {
-            Self::Pause => &["mode", "clear", "keep_tier", "allow_evict", "drain_ms"],
-            Self::Resume => &[],
-            Self::Sleep => &["level", "mode", "keep_tier", "allow_evict", "drain_ms"],
-            Self::Wake => &["tags", "weights"],
-            Self::Reset => &["external", "running"],
-            Self::Quarantine => &["flush", "isolate"],
+            Self::Pause => {
+                &["mode", "clear", "keep_tier", "allow_evict", "drain_ms", "holder", "force"]
+            }
+            Self::Resume => &["holder", "force"],
+            Self::Sleep => {
+                &["level", "mode", "keep_tier", "allow_evict", "drain_ms", "holder", "force"]
+            }
+            Self::Wake => &["tags", "weights", "holder", "force"],
+            Self::Reset => &["external", "running", "holder", "force"],
+            Self::Quarantine => &["flush", "isolate", "holder", "force"],
         }
     }
 
@@ -68,17 +74,13 @@ impl Verb {
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) request: Request,
-    /// Do it although other sessions are active on the worker.
+    /// Do it although other sessions are active on the worker, or somebody else holds it.
     pub(super) force: bool,
 }
 
 /// Reads the body of `verb`; through a session where `session` names one.
 pub(super) fn read(verb: Verb, body: &Bytes, session: Option<&str>) -> Result<Asked, Error> {
-    let mut accepted = verb.options().to_vec();
-    if session.is_some() {
-        accepted.push("force");
-    }
-    let fields = Fields::read(verb, body, &accepted)?;
+    let fields = Fields::read(verb.as_str(), body, verb.options())?;
     let mv = match verb {
         Verb::Pause => Move::Pause {
             mode: fields.mode(Mode::Keep)?,
@@ -105,13 +107,18 @@ pub(super) fn read(verb: Verb, body: &Bytes, session: Option<&str>) -> Result<As
     if let Some(drain) = fields.drain()? {
         request.drain = drain;
     }
-    Ok(Asked { request, force: fields.flag("force")? })
+    request.holder = fields.text("holder", HOLDER_BYTES_MAX)?.map(str::to_owned);
+    request.force = fields.flag("force")?;
+    let force = request.force;
+    Ok(Asked { request, force })
 }
 
-struct Fields(Map<String, Value>);
+/// A body's options.
+pub(super) struct Fields(Map<String, Value>);
 
 impl Fields {
-    fn read(verb: Verb, body: &Bytes, accepted: &[&str]) -> Result<Self, Error> {
+    /// Reads the body of `what`, which takes `accepted`.
+    pub(super) fn read(what: &str, body: &Bytes, accepted: &[&str]) -> Result<Self, Error> {
         if body.is_empty() {
             return Ok(Self(Map::new()));
         }
@@ -124,12 +131,12 @@ impl Fields {
             }
         };
         if let Some(name) = fields.keys().find(|name| !accepted.contains(&name.as_str())) {
-            return Err(unknown_option(verb, name, accepted));
+            return Err(unknown_option(what, name, accepted));
         }
         Ok(Self(fields))
     }
 
-    fn flag(&self, name: &str) -> Result<bool, Error> {
+    pub(super) fn flag(&self, name: &str) -> Result<bool, Error> {
         match self.0.get(name) {
             None => Ok(false),
             Some(Value::Bool(flag)) => Ok(*flag),
@@ -137,7 +144,43 @@ impl Fields {
         }
     }
 
-    fn mode(&self, default: Mode) -> Result<Mode, Error> {
+    /// As [`flag`](Self::flag), where null and absent are a third answer.
+    pub(super) fn flag_of(&self, name: &str) -> Result<Option<bool>, Error> {
+        match self.0.get(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(_) => self.flag(name).map(Some),
+        }
+    }
+
+    /// A text of at most `bytes_max`, without control characters; nothing where it is absent or
+    /// null.
+    pub(super) fn text(&self, name: &str, bytes_max: usize) -> Result<Option<&str>, Error> {
+        let is_good = |text: &&str| {
+            !text.is_empty() && text.len() <= bytes_max && !text.contains(char::is_control)
+        };
+        match self.0.get(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => match value.as_str().filter(is_good) {
+                Some(text) => Ok(Some(text)),
+                None => Err(wrong(name, "a text, not empty and not long")),
+            },
+        }
+    }
+
+    /// A list of texts; nothing where it is absent or null.
+    pub(super) fn texts(&self, name: &str) -> Result<Option<Vec<&str>>, Error> {
+        let expected = "a list of texts";
+        match self.0.get(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Array(texts)) => {
+                let words: Option<Vec<_>> = texts.iter().map(Value::as_str).collect();
+                words.map(Some).ok_or_else(|| wrong(name, expected))
+            }
+            Some(_) => Err(wrong(name, expected)),
+        }
+    }
+
+    pub(super) fn mode(&self, default: Mode) -> Result<Mode, Error> {
         self.word("mode", default)
     }
 
@@ -146,6 +189,17 @@ impl Fields {
             None => Ok(default),
             Some(value) => value.as_str().and_then(T::parse).ok_or_else(|| wrong(name, T::WORDS)),
         }
+    }
+
+    /// A word that has to be there.
+    pub(super) fn word_of<T: Word>(&self, name: &str) -> Result<T, Error> {
+        let found = self.0.get(name).and_then(Value::as_str).and_then(T::parse);
+        found.ok_or_else(|| wrong(name, T::WORDS))
+    }
+
+    /// The level, which has a default for whoever sleeps for a while.
+    pub(super) fn level_or(&self, default: Level) -> Result<Level, Error> {
+        if self.0.contains_key("level") { self.level() } else { Ok(default) }
     }
 
     fn level(&self) -> Result<Level, Error> {
@@ -166,7 +220,7 @@ impl Fields {
         tags.iter().map(|tag| part(tag).ok_or_else(|| wrong("tags", expected))).collect()
     }
 
-    fn drain(&self) -> Result<Option<Duration>, Error> {
+    pub(super) fn drain(&self) -> Result<Option<Duration>, Error> {
         let Some(value) = self.0.get("drain_ms") else { return Ok(None) };
         let drain = value.as_u64().filter(|ms| *ms <= DRAIN_MS_MAX).map(Duration::from_millis);
         let expected = || wrong("drain_ms", "milliseconds, 3600000 at most");
@@ -187,7 +241,8 @@ impl Fields {
     }
 }
 
-trait Word: Sized {
+/// A closed vocabulary.
+pub(super) trait Word: Sized {
     const WORDS: &'static str;
     fn parse(word: &str) -> Option<Self>;
 }
@@ -206,34 +261,38 @@ impl Word for Weights {
     }
 }
 
-fn wrong(name: &str, expected: &str) -> Error {
+pub(super) fn wrong(name: &str, expected: &str) -> Error {
     Error::bad("invalid_option", name, format!("{name} has to be {expected}"))
 }
 
-fn unknown_option(verb: Verb, name: &str, accepted: &[&str]) -> Error {
+fn unknown_option(what: &str, name: &str, accepted: &[&str]) -> Error {
     let takes = match accepted {
         [] => "no options".to_owned(),
         accepted => accepted.join(", "),
     };
     // Names come from a client: what is shown of one is bounded.
     let shown: String = name.chars().take(64).collect();
-    let message = format!("`{shown}` is no option of {}; it takes {takes}", verb.as_str());
+    let message = format!("`{shown}` is no option of {what}; it takes {takes}");
     Error::bad("unknown_option", shown, message).with("accepted", accepted)
 }
 
 /// An action's options go in its body: one in the query would be dropped in silence.
 pub(super) fn no_query(verb: Verb, query: Option<&str>) -> Result<(), Error> {
+    no_query_of(verb.as_str(), query, verb.options())
+}
+
+/// The same of `what`, which takes `accepted`.
+pub(super) fn no_query_of(what: &str, query: Option<&str>, accepted: &[&str]) -> Result<(), Error> {
     match query {
         None | Some("") => Ok(()),
         Some(query) => {
             let name = query.split(['=', '&']).next().unwrap_or_default();
             let name: String = name.chars().take(64).collect();
             let message = format!(
-                "options of {} go in a JSON body, not in the query; it takes {}",
-                verb.as_str(),
-                verb.options().join(", ")
+                "options of {what} go in a JSON body, not in the query; it takes {}",
+                accepted.join(", ")
             );
-            Err(Error::bad("misplaced_option", name, message).with("accepted", verb.options()))
+            Err(Error::bad("misplaced_option", name, message).with("accepted", accepted))
         }
     }
 }
@@ -270,7 +329,8 @@ mod tests {
     fn what_is_unknown_misplaced_or_ill_formed_is_refused_by_name() {
         for (verb, body, message) in [
             (Verb::Sleep, r#"{"levl":1}"#, "`levl` is no option of sleep; it takes level, mode"),
-            (Verb::Resume, r#"{"level":1}"#, "`level` is no option of resume; it takes force"),
+            (Verb::Resume, r#"{"level":1}"#, "`level` is no option of resume; it takes holder"),
+            (Verb::Wake, r#"{"holder":""}"#, "holder has to be a text"),
             (Verb::Sleep, "{}", "use pause"),
             (Verb::Sleep, r#"{"level":0}"#, "use pause"),
             (Verb::Sleep, r#"{"level":257}"#, "use pause"),
@@ -289,8 +349,6 @@ mod tests {
             assert_eq!(error.status(), 400, "{body}");
             assert!(error.message().contains(message), "{body}: {}", error.message());
         }
-        let no_force = read(Verb::Pause, &Bytes::from_static(b"{\"force\":true}"), None);
-        assert!(no_force.is_err(), "a worker's own action needs none");
         assert!(no_query(Verb::Sleep, Some("level=2")).is_err());
         assert!(no_query(Verb::Sleep, None).is_ok());
     }

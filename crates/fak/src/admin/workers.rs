@@ -9,16 +9,17 @@ use std::sync::Arc;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Path, RawQuery, State};
+use fak_kernel::Tier;
 use fak_kernel::rank::Trust;
-use fak_kernel::{Evidence, Tier};
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use super::error::Error;
 use super::options::{self, Verb};
-use super::{AdminState, json};
+use super::{AdminState, json, refusal};
 use crate::engine::Data;
 use crate::fleet::{self, View};
+use crate::lifecycle::Ending;
 use crate::sessions::Load;
 use crate::store::Row;
 
@@ -62,38 +63,16 @@ pub(super) fn unknown(id: &str) -> Error {
     Error::unknown("unknown_worker", "worker", id)
 }
 
-/// How an action ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
-    /// As asked, and seen to be so.
-    Done,
-    /// Nothing changed.
-    Refused,
-    /// Something else, or nobody knows.
-    Failed,
-}
-
-/// How the action of `row` ended. The reasons are the kernel's (`witness::Reason`): `isolated` is
-/// done without anything to send, and a refusal of the engine's own counts only where the engine
-/// was seen to stand as before.
-pub(super) fn outcome(row: &Row) -> Outcome {
-    match row.reason.as_str() {
-        "confirmed" | "isolated" => Outcome::Done,
-        _ if row.evidence == Evidence::NotSent => Outcome::Refused,
-        _ => Outcome::Failed,
-    }
-}
-
 /// The answer to an action: its row, or an error that carries it.
 pub(super) fn answer(row: Row) -> Result<Json<Row>, Error> {
     let said = |what: &str| format!("{} on {}: {what}: {}", row.action, row.worker, row.reason);
-    match outcome(&row) {
-        Outcome::Done => Ok(Json(row)),
-        Outcome::Refused => {
-            let message = said("nothing changed");
+    match Ending::of(&row) {
+        Ending::Done => Ok(Json(row)),
+        Ending::Refused => {
+            let message = refusal::with_way_out(said("nothing changed"), &row);
             Err(Error::new(StatusCode::CONFLICT, "refused", message).with("row", &row))
         }
-        Outcome::Failed => {
+        Ending::Failed => {
             let message = said("not proven to be done");
             Err(Error::new(StatusCode::BAD_GATEWAY, "failed", message).with("row", &row))
         }
@@ -117,6 +96,7 @@ fn describe(state: &AdminState, view: &View, loads: &HashMap<Arc<str>, Load>) ->
         sessions: load.sessions as u64,
         in_flight: worker.door.in_flight() as u64,
         weight_version: owned(&now.weight_version),
+        held_by: owned(&now.held_by),
         last_witness: now.last_witness,
         reachable: now.is_reachable,
         progressing: now.is_progressing,

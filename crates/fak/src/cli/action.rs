@@ -35,14 +35,24 @@ pub enum Mode {
     Keep,
 }
 
-/// Nothing else.
+/// May be said of a worker.
 #[derive(Debug, Args)]
-pub struct Nothing {}
+pub struct Held {
+    /// Act as this holder, where the worker is held.
+    #[arg(long, value_name = "NAME")]
+    pub holder: Option<String>,
+    /// Act although somebody else holds the worker.
+    #[arg(long)]
+    pub force: bool,
+}
 
 /// May be said where a session is named.
 #[derive(Debug, Args)]
 pub struct Force {
-    /// Act although other sessions are active on the worker.
+    /// Act as this holder, where the session's worker is held.
+    #[arg(long, value_name = "NAME")]
+    pub holder: Option<String>,
+    /// Act although other sessions are active on the worker, or somebody else holds it.
     #[arg(long)]
     pub force: bool,
 }
@@ -53,14 +63,23 @@ pub trait Extra: Args {
     fn add(&self, to: &mut Map<String, Value>);
 }
 
-impl Extra for Nothing {
-    fn add(&self, _: &mut Map<String, Value>) {}
+impl Extra for Held {
+    fn add(&self, to: &mut Map<String, Value>) {
+        override_hold(to, self.holder.as_deref(), self.force);
+    }
 }
 
 impl Extra for Force {
     fn add(&self, to: &mut Map<String, Value>) {
-        flag(to, "force", self.force);
+        override_hold(to, self.holder.as_deref(), self.force);
     }
+}
+
+fn override_hold(to: &mut Map<String, Value>, holder: Option<&str>, force: bool) {
+    if let Some(holder) = holder {
+        to.insert("holder".to_owned(), holder.into());
+    }
+    flag(to, "force", force);
 }
 
 /// Options of a stop.
@@ -238,14 +257,14 @@ impl Stop {
     }
 }
 
-fn flag(to: &mut Map<String, Value>, name: &str, is_set: bool) {
+pub(super) fn flag(to: &mut Map<String, Value>, name: &str, is_set: bool) {
     if is_set {
         to.insert(name.to_owned(), true.into());
     }
 }
 
 /// A value's word, as it stands in the arguments and in the body alike.
-fn word(value: impl ValueEnum) -> Value {
+pub(super) fn word(value: impl ValueEnum) -> Value {
     value.to_possible_value().map_or(Value::Null, |value| value.get_name().into())
 }
 

@@ -69,6 +69,14 @@ pub enum Error {
         /// The whole body.
         body: Value,
     },
+    /// Of several workers not all did as asked.
+    #[error("{message}")]
+    Partial {
+        /// How many did.
+        message: String,
+        /// Whether none did, and all refused.
+        is_untouched: bool,
+    },
     /// Standard output is gone.
     #[error("cannot write")]
     Output(#[from] std::io::Error),
@@ -80,6 +88,7 @@ impl Error {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Usage(_) | Self::BadAddress(_) | Self::BadKey => Exit::Usage,
+            Self::Partial { is_untouched: true, .. } => Exit::Refused,
             Self::Failed { status, .. } => match status.as_u16() {
                 400 => Exit::Usage,
                 // Nothing was done.

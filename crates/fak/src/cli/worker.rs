@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 
 use super::Exit;
-use super::action::{Action, Nothing, ask};
+use super::action::{Action, Held, ask};
 use super::client::{Client, Error, segment};
 use super::table::{self, Table};
 use crate::admin::json::Worker;
@@ -29,7 +29,7 @@ enum WorkerCommand {
         id: String,
     },
     #[command(flatten)]
-    Act(Action<Nothing>),
+    Act(Action<Held>),
 }
 
 /// Runs `fak worker`.
@@ -51,7 +51,17 @@ pub async fn run(args: &WorkerArgs, client: &Client) -> Result<Exit, Error> {
 
 async fn list(client: &Client, as_json: bool) -> Result<Exit, Error> {
     let workers: Vec<Worker> = client.get("/fak/v1/workers").await?;
-    let head = ["WORKER", "PHASE", "SERVING", "STATE", "MODELS", "IN FLIGHT", "WEIGHTS", "WITNESS"];
+    let head = [
+        "WORKER",
+        "PHASE",
+        "SERVING",
+        "STATE",
+        "MODELS",
+        "IN FLIGHT",
+        "WEIGHTS",
+        "HELD BY",
+        "WITNESS",
+    ];
     let mut table = Table::new(head);
     for worker in &workers {
         table.add([
@@ -62,6 +72,7 @@ async fn list(client: &Client, as_json: bool) -> Result<Exit, Error> {
             worker.models.join(" "),
             worker.in_flight.to_string(),
             table::or_dash(worker.weight_version.as_ref()),
+            table::or_dash(worker.held_by.as_ref()),
             table::or_dash(worker.last_witness),
         ]);
     }

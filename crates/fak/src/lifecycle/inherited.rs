@@ -93,7 +93,8 @@ impl Inherited {
         if has_new_weights(row) {
             let named: TierSet = row.tiers.0.iter().map(|(tier, _)| *tier).collect();
             self.stale = if named.is_empty() { TierSet::ALL } else { named };
-            self.epoch = (row.action != Action::Weights).then_some(row.seq);
+            let is_named = row.action == Action::Weights && !is_marked(row);
+            self.epoch = (!is_named).then_some(row.seq);
             self.owes_epoch = false;
         }
         let is_gone = |tier: &Tier| row.tiers.get(*tier) == Some(Disposition::Forgotten);
@@ -121,7 +122,12 @@ impl Inherited {
 }
 
 fn has_new_weights(row: &Row) -> bool {
-    row.action == Action::Weights || row.asked.get(NEW_WEIGHTS).is_some_and(|new| *new == true)
+    row.action == Action::Weights || is_marked(row)
+}
+
+/// Whether its weights have no other name than the row.
+fn is_marked(row: &Row) -> bool {
+    row.asked.get(NEW_WEIGHTS).is_some_and(|new| *new == true)
 }
 
 /// Whether weights are known to be loaded after a row, which was sent or noticed.
@@ -281,6 +287,11 @@ mod tests {
         assert_eq!(epoch(std::slice::from_ref(&woken), "b"), (None, true));
         let named = row(5, Action::Weights, [Unknown, Unknown]);
         assert_eq!(epoch(&[woken.clone(), named], "a"), (None, false));
+        let told = Row {
+            asked: json!({ NEW_WEIGHTS: true }),
+            ..row(5, Action::Weights, [Unknown, Unknown])
+        };
+        assert_eq!(epoch(&[woken.clone(), told], "a"), (Some(5), false), "no version moved");
         let restart =
             Row { incarnation: Some("b".to_owned()), ..row(6, Action::Restart, [Forgotten; 2]) };
         assert_eq!(epoch(&[woken, restart], "b"), (Some(6), false));

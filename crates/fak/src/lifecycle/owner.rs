@@ -7,20 +7,19 @@ use std::time::{Duration, Instant};
 
 use fak_kernel::rank::{Event, Note};
 use fak_kernel::vocab::PerTier;
-use fak_kernel::witness::{
-    Answer, Call, Mode, Move, Observed, Plan, Refusal, Seen, Verdict, judge, plan,
-};
-use fak_kernel::{Disposition, Evidence, Phase};
-use futures_util::future::join_all;
+use fak_kernel::witness::{Answer, Level, Move, Observed, Seen, Verdict, judge};
+use fak_kernel::{Disposition, Phase};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 
+use super::act::Refuser;
 use super::probe::{Look, Progress};
 use super::recovery::Recovery;
 use super::rows::{error_chain, new_intent, outcome, told};
+use super::version::Versions;
 use super::weights::{self, Inheritance};
-use super::{Command, Error, Request, learn, marker, translate};
+use super::{Command, learn, translate};
 use crate::events::blind::{self, Blindness};
 use crate::events::discover::{self, Source};
 use crate::events::stream::{Handle, Sink, Status, Stream};
@@ -52,57 +51,37 @@ pub struct Config {
 /// A worker's named event sockets, one source a rank.
 pub type Events = Vec<Source>;
 
-/// Writes rows for actions that never reach the owner.
-#[derive(Clone, Debug)]
-pub(super) struct Refuser {
-    fleet: Fleet,
-    store: Store,
-    worker: Arc<str>,
-}
-
-impl Refuser {
-    pub(super) async fn refuse(&self, request: &Request, why: Refusal) -> Result<Row, Error> {
-        let fleet = self.fleet.snapshot();
-        let Some(view) = fleet.get(&self.worker) else {
-            return Err(Error::UnknownWorker(self.worker.to_string()));
-        };
-        let State { standing, capabilities, .. } = &*view.state;
-        let answer = Answer::NotSent(why);
-        let verdict = judge(request.mv, capabilities, standing, answer, &Observed::Nothing);
-        let intent = NewIntent {
-            worker: self.worker.to_string(),
-            incarnation: view.state.incarnation.as_deref().map(str::to_owned),
-            asked: translate::refusal_json(why),
-            ..new_intent(request.mv, request.session.clone())
-        };
-        let weight_version = view.state.weight_version.as_deref();
-        let outcome = outcome(&verdict, weight_version, Value::Null, Value::Null);
-        Ok(self.store.note(intent, outcome).await?)
-    }
-}
-
 /// One worker's owner; it lives by [`run`](Self::run).
 pub struct Owner {
     pub(super) config: Config,
     pub(super) worker: Arc<Worker>,
-    commands: mpsc::Receiver<Command>,
-    is_busy: Arc<AtomicBool>,
+    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) is_busy: Arc<AtomicBool>,
     pub(super) state: State,
-    ranks: Vec<Handle>,
-    streams: TaskGroup,
+    pub(super) ranks: Vec<Handle>,
+    pub(super) streams: TaskGroup,
     /// What ranks notice, with their numbers: for their streams, and what came.
-    notes: (mpsc::Sender<RankNote>, mpsc::Receiver<RankNote>),
-    failures: u32,
-    has_learnt: bool,
+    pub(super) notes: (mpsc::Sender<RankNote>, mpsc::Receiver<RankNote>),
+    pub(super) failures: u32,
+    pub(super) has_learnt: bool,
     /// How often it was asked what it is, in this life.
-    tries: u32,
+    pub(super) tries: u32,
     /// Tokens in a block of the device cache, where the engine told.
-    block_size: Option<u32>,
-    progress: Progress,
+    pub(super) block_size: Option<u32>,
+    pub(super) progress: Progress,
     /// By rank: its watch, and what it found.
-    blindness: Vec<(Blindness, bool)>,
+    pub(super) blindness: Vec<(Blindness, bool)>,
+    /// The connector's class names, where the engine told them.
+    pub(super) connectors: Option<Vec<String>>,
+    /// By the engine and by who loads them.
+    pub(super) versions: Versions,
+    /// Who has the worker.
+    pub(super) hold: Option<store::Hold>,
+    pub(super) is_recalled: bool,
+    /// The level of the sleep that fak put it into, while it lasts.
+    pub(super) slept: Option<Level>,
     /// Until it has ended, nobody is shown the ranks.
-    recovery: Recovery,
+    pub(super) recovery: Recovery,
     pub(super) inheritance: Inheritance,
 }
 
@@ -137,6 +116,11 @@ impl Owner {
             block_size: None,
             progress: Progress::default(),
             blindness: Vec::new(),
+            connectors: None,
+            versions: Versions::default(),
+            hold: None,
+            is_recalled: false,
+            slept: None,
             recovery: Recovery::default(),
             inheritance: Inheritance::default(),
         }
@@ -162,7 +146,18 @@ impl Owner {
                     }
                 }
                 command = self.commands.recv() => match command {
-                    Some(Command::Act { request, done }) => self.obey(request, done).await,
+                    Some(Command::Act { request, done }) => {
+                        let row = self.act(request).await;
+                        self.answer(row, done);
+                    }
+                    Some(Command::Begin { begin, done }) => {
+                        let begun = self.begin(begin).await;
+                        self.answer(begun, done);
+                    }
+                    Some(Command::End { end, done }) => {
+                        let ended = self.end(end).await;
+                        self.answer(ended, done);
+                    }
                     // Whoever asked may have left.
                     Some(Command::Ranks { done }) => drop(done.send(self.ranks.clone())),
                     Some(Command::Contradicted { claimed, cached }) => {
@@ -180,11 +175,10 @@ impl Owner {
         self.worker.door.shut();
     }
 
-    async fn obey(&mut self, request: Request, done: oneshot::Sender<Result<Row, Error>>) {
-        let row = self.act(request).await;
+    fn answer<T>(&self, what: T, done: oneshot::Sender<T>) {
         self.is_busy.store(false, Ordering::Release);
-        // Whoever asked may have left; the row is in the ledger.
-        let _ = done.send(row);
+        // Whoever asked may have left; the rows are in the ledger.
+        let _ = done.send(what);
     }
 
     /// One look at the worker, and what follows from it.
@@ -210,7 +204,8 @@ impl Owner {
         }
     }
 
-    async fn take_in(&mut self, look: &Look) -> Result<(), store::Error> {
+    pub(super) async fn take_in(&mut self, look: &Look) -> Result<(), store::Error> {
+        self.recall_hold().await?;
         self.state.is_reachable = look.is_reachable();
         if !self.state.is_reachable {
             self.failures = self.failures.saturating_add(1);
@@ -286,6 +281,7 @@ impl Owner {
             self.state.models = models.iter().map(|m| m.id.as_str().into()).collect();
         }
         self.block_size = told.block_size.told().copied();
+        self.connectors = told.connectors.told().cloned();
         self.tries += 1;
         // The first `/server_info` of a busy engine can take longer than a look (0.32.0, observed).
         let is_whole = told.connectors.told().is_some() || self.tries >= LEARN_TRIES;
@@ -342,8 +338,8 @@ impl Owner {
         let verdict = self.judge_noticed(mv, &Observed::Nothing);
         let intent = NewIntent { rank: Some(rank), ..self.new_intent(mv, None, Value::Null) };
         let outcome = self.outcome(&verdict, Value::Null, Value::Null);
-        let written = self.config.store.note(intent, outcome).await;
-        self.written(written);
+        let written = self.config.store.note(intent, outcome);
+        self.written(written.await);
         self.publish();
     }
 
@@ -362,9 +358,22 @@ impl Owner {
     }
 
     /// Something happened that nobody asked fak for: beliefs first, then the row.
-    pub(super) async fn notice(&mut self, mv: Move, look: &Look) -> Result<(), store::Error> {
+    pub(super) async fn notice(&mut self, mv: Move, look: &Look) -> Result<Row, store::Error> {
+        let shown = translate::observed_json(&look.observation);
+        let observed = translate::observed(&look.observation);
+        self.notice_as(mv, Value::Null, &observed, shown).await
+    }
+
+    /// The same, where more was observed than a look shows, or somebody told.
+    pub(super) async fn notice_as(
+        &mut self,
+        mv: Move,
+        asked: Value,
+        observed: &Observed,
+        shown: Value,
+    ) -> Result<Row, store::Error> {
         let is_first = weights::is_first(&self.state.standing);
-        let verdict = self.judge_noticed(mv, &translate::observed(&look.observation));
+        let verdict = self.judge_noticed(mv, observed);
         match mv {
             Move::Restart => self.tell(Event::NewIncarnation).await,
             Move::Lost => self.tell(Event::Lost).await,
@@ -373,167 +382,21 @@ impl Owner {
             _ => self.tell(Event::Distrust { kv: verdict.kv }).await,
         }
         self.state.standing = verdict.next;
-        let observed = translate::observed_json(&look.observation);
-        let intent = self.new_intent(mv, None, Value::Null);
-        let outcome = self.outcome(&verdict, Value::Null, observed);
+        let intent = self.new_intent(mv, None, asked);
+        let outcome = self.outcome(&verdict, Value::Null, shown);
         let row = self.config.store.note(intent, outcome).await?;
         told(&row, "noticed");
         self.state.last_witness = Some(row.seq);
         self.follow_weights(mv, row.seq);
-        Ok(())
+        Ok(row)
     }
 
-    fn judge_noticed(&self, mv: Move, observed: &Observed) -> Verdict {
+    pub(super) fn judge_noticed(&self, mv: Move, observed: &Observed) -> Verdict {
         let State { standing, capabilities, .. } = &self.state;
         judge(mv, capabilities, standing, Answer::Unrecorded, observed)
     }
 
-    /// Does an action, or says why not.
-    async fn act(&mut self, request: Request) -> Result<Row, Error> {
-        // Somebody else may have moved the engine since the last look.
-        let look = Look::at(&self.worker.engine).await;
-        self.take_in(&look).await?;
-        let mut request = request;
-        let mut planned = plan(request.mv, &self.state.capabilities, &self.state.standing);
-        if planned == Plan::Refuse(Refusal::KeepNotProven) && request.allow_evict {
-            request.mv = without_keeping(request.mv);
-            planned = plan(request.mv, &self.state.capabilities, &self.state.standing);
-        }
-        let row = match planned {
-            Plan::Refuse(why) => self.refuse(&request, why, &look).await,
-            Plan::Send { calls, demote, clear } => {
-                self.worker.door.shut();
-                if self.drained(&request).await {
-                    self.call(&request, &calls, Event::Intent { tiers: demote, clear }).await
-                } else {
-                    self.refuse(&request, Refusal::DrainTimeout, &look).await
-                }
-            }
-        };
-        if self.state.is_serving() {
-            self.settle().await;
-        }
-        self.publish();
-        row
-    }
-
-    /// Waits for requests in flight where the action's mode lets them end; false if they did not in
-    /// time.
-    async fn drained(&self, request: &Request) -> bool {
-        match request.mv {
-            Move::Pause { mode: Mode::Wait, .. } | Move::Sleep { mode: Mode::Wait, .. } => {
-                timeout(request.drain, self.worker.door.empty()).await.is_ok()
-            }
-            _ => true,
-        }
-    }
-
-    async fn refuse(&mut self, request: &Request, why: Refusal, look: &Look) -> Result<Row, Error> {
-        let State { standing, capabilities, .. } = &self.state;
-        let observed = translate::observed(&look.observation);
-        let verdict = judge(request.mv, capabilities, standing, Answer::NotSent(why), &observed);
-        let asked = translate::refusal_json(why);
-        let intent = self.new_intent(request.mv, request.session.clone(), asked);
-        let observed = translate::observed_json(&look.observation);
-        let outcome = self.outcome(&verdict, Value::Null, observed);
-        let row = self.config.store.note(intent, outcome).await?;
-        self.state.last_witness = Some(row.seq);
-        Ok(row)
-    }
-
-    /// Intent durable, beliefs cold, the calls, the observation, the outcome.
-    async fn call(
-        &mut self,
-        request: &Request,
-        calls: &[Call],
-        intent: Event,
-    ) -> Result<Row, Error> {
-        let has_new_weights = weights::may_change(request.mv, &self.state.standing);
-        let asked = weights::marked(translate::asked_json(calls), has_new_weights);
-        let new = self.new_intent(request.mv, request.session.clone(), asked);
-        let demotes = matches!(intent, Event::Intent { tiers, .. } if !tiers.is_empty());
-        let new = NewIntent { warm_demoted: demotes, ..new };
-        let seq = self.config.store.intent(new).await?;
-        self.tell(intent).await;
-        let epoch = self.state.weights_epoch;
-        if has_new_weights {
-            // Requests that were kept go on before the last call is answered.
-            self.state.weights_epoch = Some(seq);
-            self.publish_standing();
-        }
-        let (answer, answered, observation) = self.make(calls).await;
-        let observed = translate::observed(&observation);
-        let State { standing, capabilities, .. } = &self.state;
-        let verdict = judge(request.mv, capabilities, standing, answer, &observed);
-        self.tell(Event::Outcome { kv: verdict.kv, clears: verdict.owes_clear }).await;
-        self.state.standing = verdict.next;
-        if verdict.evidence == Evidence::NotSent {
-            self.state.weights_epoch = epoch;
-        }
-        self.publish_standing();
-        let observed = translate::observed_json(&observation);
-        let outcome = self.outcome(&verdict, answered, observed);
-        let row = self.config.store.outcome(seq, outcome).await?;
-        self.state.last_witness = Some(row.seq);
-        told(&row, "done");
-        Ok(row)
-    }
-
-    /// Makes the calls up to the first that does not succeed, then looks.
-    async fn make(&self, calls: &[Call]) -> (Answer, Value, crate::engine::Observation) {
-        let mut last = (Answer::Ok, Value::Null);
-        for call in calls {
-            let called = self.worker.engine.ask(&translate::control(*call)).await;
-            last = (translate::answer(*call, &called), translate::answered_json(&called));
-            if !matches!(last.0, Answer::Ok | Answer::Success(true)) {
-                break;
-            }
-        }
-        (last.0, last.1, self.worker.engine.observe().await)
-    }
-
-    /// Keeps the door shut until what is stored from here on is believed: what is stored before
-    /// would stay cold.
-    async fn settle(&self) {
-        let Some(target) = self.marker_target() else { return };
-        let ranks = self.ranks.iter().map(|rank| async move {
-            while let Ok(status) = rank.wait_for(|s| s.is_settled || s.marker.is_some()).await {
-                match status.marker {
-                    Some(id) if !status.is_settled => {
-                        marker::send(target, rank, id).await;
-                        let is_over = rank.wait_for(|s| s.is_settled || s.marker != Some(id));
-                        if is_over.await.is_err() {
-                            return;
-                        }
-                    }
-                    _ => return,
-                }
-            }
-        });
-        if timeout(self.config.settle_within, join_all(ranks)).await.is_err() {
-            tracing::warn!(worker = %self.worker.id, "serves before its events have settled");
-        }
-    }
-
-    /// Sends the markers that ranks still wait for.
-    async fn send_markers(&self) {
-        let Some(target) = self.marker_target().filter(|_| self.state.is_serving()) else {
-            return;
-        };
-        for rank in &self.ranks {
-            if let Some(id) = rank.status().marker {
-                marker::send(target, rank, id).await;
-            }
-        }
-    }
-
-    fn marker_target(&self) -> Option<marker::Target<'_>> {
-        let (engine, block_size) = (&self.worker.engine, self.block_size);
-        let model = self.state.models.first()?;
-        Some(marker::Target { engine, model, block_size })
-    }
-
-    async fn tell(&self, event: Event) {
+    pub(super) async fn tell(&self, event: Event) {
         for rank in &self.ranks {
             // A stream that has ended believes nothing any more.
             let _ = rank.tell(event).await;
@@ -541,7 +404,7 @@ impl Owner {
     }
 
     /// Shows the fleet what is true now, and opens the door only if the worker serves.
-    fn publish(&mut self) {
+    pub(super) fn publish(&mut self) {
         self.publish_standing();
         if self.state.is_serving() {
             self.worker.door.open();
@@ -550,7 +413,8 @@ impl Owner {
         }
     }
 
-    fn publish_standing(&mut self) {
+    pub(super) fn publish_standing(&mut self) {
+        self.slept = self.slept.filter(|_| self.state.phase() == Phase::Sleeping);
         let watched = self.ranks.iter().zip(&self.blindness).map(|(handle, (_, is_blind))| {
             let Status { trust, last_seq, .. } = handle.status();
             let stream =
@@ -575,11 +439,12 @@ impl Owner {
         }
     }
 
-    fn outcome(&self, verdict: &Verdict, answered: Value, observed: Value) -> Outcome {
+    /// What a verdict says, for the ledger.
+    pub(super) fn outcome(&self, verdict: &Verdict, answered: Value, observed: Value) -> Outcome {
         outcome(verdict, self.state.weight_version.as_deref(), answered, observed)
     }
 
-    fn new_intent(&self, mv: Move, session: Option<String>, asked: Value) -> NewIntent {
+    pub(super) fn new_intent(&self, mv: Move, session: Option<String>, asked: Value) -> NewIntent {
         NewIntent {
             worker: self.worker.id.to_string(),
             incarnation: self.state.incarnation.as_deref().map(str::to_owned),
@@ -587,14 +452,5 @@ impl Owner {
             asked,
             ..new_intent(mv, session)
         }
-    }
-}
-
-/// The same action, with the connector's tiers given up.
-fn without_keeping(mv: Move) -> Move {
-    match mv {
-        Move::Sleep { level, mode, .. } => Move::Sleep { level, mode, keep_tier: false },
-        Move::Pause { mode, clear, .. } => Move::Pause { mode, clear, keep_tier: false },
-        other => other,
     }
 }

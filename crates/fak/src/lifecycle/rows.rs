@@ -2,8 +2,8 @@
 //!
 //! Invariant: what the ledger shows of a verdict is the verdict's own; nothing is judged here.
 
-use fak_kernel::Tier;
 use fak_kernel::witness::{Level, Move, Verdict};
+use fak_kernel::{Evidence, Tier};
 use serde_json::Value;
 
 use crate::store::{NewIntent, Outcome, Row, Tiers};
@@ -46,6 +46,41 @@ pub(super) fn outcome(
         answered,
         observed,
         reason: verdict.reason.as_str().to_owned(),
+    }
+}
+
+/// How an action ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// As asked, and seen to be so.
+    Done,
+    /// Nothing changed.
+    Refused,
+    /// Something else, or nobody knows.
+    Failed,
+}
+
+impl Ending {
+    /// How the action of `row` ended. The reasons are the kernel's (`witness::Reason`): `isolated`
+    /// is done without anything to send, and a refusal of the engine's own counts only where the
+    /// engine was seen to stand as before.
+    #[must_use]
+    pub fn of(row: &Row) -> Self {
+        match row.reason.as_str() {
+            "confirmed" | "isolated" => Self::Done,
+            _ if row.evidence == Evidence::NotSent => Self::Refused,
+            _ => Self::Failed,
+        }
+    }
+
+    /// The word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::inherited::{Inherited, NEW_WEIGHTS};
 use super::owner::Owner;
 use super::probe::Look;
+use super::version::Versions;
 #[cfg(doc)]
 use crate::fleet;
 use crate::store;
@@ -39,7 +40,9 @@ impl Owner {
             read.await?;
         self.state.standing.stale = stale;
         self.state.standing.weights_proven = weights_proven;
-        self.state.weight_version = version;
+        if let Some(version) = version {
+            self.state_version(&version);
+        }
         self.state.weights_epoch = epoch;
         self.inheritance = Inheritance { is_read: true, owes_epoch, is_other_life };
         Ok(())
@@ -52,14 +55,18 @@ impl Owner {
         is_other_life: bool,
     ) -> Result<(), store::Error> {
         let is_other_life = std::mem::take(&mut self.inheritance.is_other_life) || is_other_life;
-        if look.weight_version.is_none() || look.weight_version == self.state.weight_version {
-            return Ok(());
+        let Some(told) = &look.weight_version else { return Ok(()) };
+        if is_other_life {
+            self.versions = Versions::default();
         }
-        let was_known = self.state.weight_version.is_some();
-        self.state.weight_version.clone_from(&look.weight_version);
+        let has_moved = self.versions.tell(told);
+        let before = self.state.weight_version.take();
+        self.state.weight_version = self.versions.current().cloned();
         // A new process says the version that it was started with, and what it found empty holds
         // nothing of another: that is the restart's row. Other tiers may.
-        if was_known && (!is_other_life || self.has_tier_that_outlives_a_process()) {
+        let is_renamed = before.is_some() && before != self.state.weight_version;
+        let outlives = is_other_life && is_renamed && self.has_tier_that_outlives_a_process();
+        if has_moved || outlives {
             self.notice(Move::Weights, look).await?;
         }
         Ok(())

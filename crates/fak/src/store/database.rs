@@ -39,10 +39,16 @@ struct Migration {
 }
 
 /// In order; the first is version 1. One that was released is never edited.
-const MIGRATIONS: &[Migration] = &[Migration {
-    sqlite: include_str!("migrations/0001_sqlite.sql"),
-    postgres: include_str!("migrations/0001_postgres.sql"),
-}];
+const MIGRATIONS: &[Migration] = &[
+    Migration {
+        sqlite: include_str!("migrations/0001_sqlite.sql"),
+        postgres: include_str!("migrations/0001_postgres.sql"),
+    },
+    Migration {
+        sqlite: include_str!("migrations/0002_sqlite.sql"),
+        postgres: include_str!("migrations/0002_postgres.sql"),
+    },
+];
 
 /// Which database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

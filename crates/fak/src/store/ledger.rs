@@ -302,7 +302,11 @@ impl<'a> Columns<'a> {
         T::parse(&word).ok_or_else(|| self.corrupt(field, "is no word of its list", None))
     }
 
-    fn json<T: serde::de::DeserializeOwned>(&self, field: &'static str) -> Result<T, Error> {
+    /// JSON of this shape.
+    pub(super) fn json<T: serde::de::DeserializeOwned>(
+        &self,
+        field: &'static str,
+    ) -> Result<T, Error> {
         let value = serde_json::from_str(&self.get::<String>(field)?);
         value.map_err(|error| {
             self.corrupt(field, "is not the JSON it should be", Some(error.into()))

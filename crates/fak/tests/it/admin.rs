@@ -6,6 +6,7 @@ mod cli;
 mod dropin;
 mod metrics;
 pub(crate) mod rig;
+mod rollout;
 mod stream;
 
 use fak_sim::RouteFault;
@@ -91,7 +92,7 @@ async fn options_that_are_unknown_misplaced_or_missing_are_refused_before_an_act
         ("sleep", r#"{"level":0}"#, "level", "use pause"),
         ("sleep?level=2", "", "level", "JSON body"),
         ("pause", r#"{"level":1}"#, "level", "no option of pause"),
-        ("resume", r#"{"force":true}"#, "force", "no options"),
+        ("resume", r#"{"level":1}"#, "level", "holder, force"),
     ] {
         let answer = rig.post(&format!("/fak/v1/workers/w0/{path}"), body).await;
         assert_eq!(answer.status, 400, "{path} {body}: {}", answer.text);

@@ -5,6 +5,7 @@
 
 mod faults;
 mod rig;
+mod rollout;
 mod weights;
 
 use fak_kernel::witness::{Level, Mode, Move, Parts, Weights};

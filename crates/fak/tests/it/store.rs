@@ -5,6 +5,7 @@
 
 mod concurrency;
 mod corrupt;
+mod holds;
 mod hostile;
 mod ledger;
 mod schema;

@@ -113,6 +113,9 @@ impl Case<'_> {
             Ok(phase) => phase,
             Err(reason) => return self.unproven(reason, Evidence::Answered),
         };
+        if self.state.canary == Some(false) {
+            return self.unproven(Reason::CanaryMismatch, Evidence::Answered);
+        }
         let mut fates = match claim {
             Claim::Done => promise(self.mv, self.caps, self.before, &self.state),
             Claim::Declined | Claim::NoBody => unproven_reset(self.mv, self.caps, self.wake),
@@ -251,10 +254,11 @@ impl Case<'_> {
 
     fn settle(self, phase: Phase, fates: Fates, evidence: Evidence, reason: Reason) -> Verdict {
         let weights_proven = self.weights_proven(phase);
-        let (phase, reason) = if phase == Phase::Serving && !weights_proven {
-            (Phase::Waking, Reason::WeightsNotProven)
-        } else {
-            (phase, reason)
+        let suspect = self.suspect(phase);
+        let (phase, reason) = match phase {
+            Phase::Serving if suspect => (Phase::Error, Reason::CanaryMismatch),
+            Phase::Serving if !weights_proven => (Phase::Waking, Reason::WeightsNotProven),
+            _ => (phase, reason),
         };
         let present = self.caps.present();
         let kv = fates.resolve(&self.before.since_serving);
@@ -273,6 +277,7 @@ impl Case<'_> {
                 stale: self.stale(&kv),
                 awake: self.awake(phase),
                 weights_proven,
+                suspect,
             },
         }
     }
@@ -307,6 +312,16 @@ impl Case<'_> {
             }
             (Phase::Waking, Move::Wake { tags, .. }, _) => self.before.awake.with(tags),
             (Phase::Waking, ..) => self.before.awake,
+        }
+    }
+
+    fn suspect(&self, phase: Phase) -> bool {
+        match self.mv {
+            _ if self.state.canary == Some(false) => true,
+            // Whoever asks for it knows what they do.
+            Move::Wake { .. } | Move::Resume if phase == Phase::Serving => false,
+            Move::Restart => false,
+            _ => self.before.suspect,
         }
     }
 

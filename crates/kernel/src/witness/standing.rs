@@ -105,6 +105,9 @@ pub struct Standing {
     pub awake: Parts,
     /// Whether weights are known to be loaded once the engine is awake.
     pub weights_proven: bool,
+    /// Its canary was answered otherwise than before, and nobody has woken it or started it anew
+    /// since: however awake it looks, it does not serve.
+    pub suspect: bool,
 }
 
 impl Standing {
@@ -115,6 +118,7 @@ impl Standing {
         stale: TierSet::NONE,
         awake: Parts::ALL,
         weights_proven: true,
+        suspect: false,
     };
 
     /// A worker of which nothing was observed yet. Its first observation is a drift.
@@ -124,6 +128,7 @@ impl Standing {
         stale: TierSet::NONE,
         awake: Parts::NONE,
         weights_proven: true,
+        suspect: false,
     };
 
     /// Whether `seen` is what this standing leads one to expect.
@@ -132,10 +137,12 @@ impl Standing {
         match seen {
             Seen::Nothing => true,
             Seen::Gone | Seen::Unnamed => self.phase == Phase::Error,
-            // An engine that is awake and may not serve yet: its weights or cache are not proven.
+            // An engine that is awake and may not serve yet: its weights or cache are not proven,
+            // or its canary speaks against it.
             Seen::Serving => {
                 self.phase == Phase::Serving
                     || self.phase == Phase::Waking && self.awake == Parts::ALL
+                    || self.phase == Phase::Error && self.suspect
             }
             Seen::Paused => self.phase == Phase::Paused,
             Seen::Sleeping(_) => self.is_asleep(),

@@ -142,6 +142,7 @@ const fn state(is_paused: bool, is_sleeping: bool, sleep_state: SleepState) -> O
         sleep_state: Some(sleep_state),
         local_hits: None,
         external_hits: None,
+        canary: None,
     })
 }
 
@@ -149,6 +150,15 @@ const SERVES: Observed = state(false, false, SleepState::Awake);
 const STOPPED: Observed = state(true, true, SleepState::Awake);
 const SLEEPS_1: Observed = state(true, true, SleepState::One);
 const SLEEPS_2: Observed = state(true, true, SleepState::Two);
+/// Awake, and not answering as before.
+const OTHERWISE: Observed = Observed::State(State {
+    is_paused: Some(false),
+    is_sleeping: Some(false),
+    sleep_state: Some(SleepState::Awake),
+    local_hits: None,
+    external_hits: None,
+    canary: Some(false),
+});
 /// Signals that no answer agrees with: all zero while both flags are true.
 const UNNAMED: Observed = state(true, true, SleepState::Unnamed);
 /// The metric shows a sleep and the flags none.
@@ -227,6 +237,9 @@ fn wakes() -> Vec<Spec> {
         Spec::new("full, weights loaded, reset success:false", WAKE_LOADED)
             .from(&[TAKES_WEIGHTS])
             .answers(&[Answer::Success(false)]),
+        Spec::new("full, same weights, canary answered otherwise", WAKE)
+            .from(&[ASLEEP])
+            .seen(&[OTHERWISE]),
         Spec::new("full, same weights, engine 0.9.x", WAKE)
             .on(V0_9)
             .from(&[ASLEEP])

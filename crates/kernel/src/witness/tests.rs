@@ -106,6 +106,7 @@ const fn state(paused: bool, sleeping: bool, sleep_state: Option<SleepState>) ->
         sleep_state,
         local_hits: None,
         external_hits: None,
+        canary: None,
     }
 }
 

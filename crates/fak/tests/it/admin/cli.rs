@@ -15,14 +15,14 @@ fn command(address: &str, args: &[&str]) -> Command {
 }
 
 /// Exit code, data and talk.
-struct Said {
-    code: i32,
-    out: String,
-    err: String,
+pub(super) struct Said {
+    pub(super) code: i32,
+    pub(super) out: String,
+    pub(super) err: String,
 }
 
 impl Said {
-    fn json(&self) -> Value {
+    pub(super) fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {}{}", self.out, self.err))
     }
 }
@@ -34,7 +34,7 @@ async fn run(mut command: Command) -> Said {
     Said { code: status.code().unwrap(), out: text(stdout), err: text(stderr) }
 }
 
-async fn fak(rig: &Rig, line: &str) -> Said {
+pub(super) async fn fak(rig: &Rig, line: &str) -> Said {
     run(command(&rig.url(), &line.split_whitespace().collect::<Vec<_>>())).await
 }
 
@@ -83,7 +83,10 @@ async fn exit_codes_tell_done_failed_refused_and_bad_usage_apart() {
         "session quarantine mine --flush --isolate",
         "session resume mine --level 1",
         "session pause mine --mode drop",
-        "worker pause w0 --force",
+        "worker pause w0 --hold",
+        "rollout end",
+        "rollout begin --level 3",
+        "rollout end --weights same --stage kv_cache",
         "worker quarantine w0 --flush",
     ] {
         assert_eq!(fak(&rig, line).await.code, 64, "{line}");

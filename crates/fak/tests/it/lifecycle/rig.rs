@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fak::engine::{Client, Data, Endpoints, Engine, Outgoing, Timeouts};
+use fak::engine::{Client, Control, Data, Endpoints, Engine, Outgoing, Timeouts};
 use fak::events::discover;
 use fak::events::recorder::Recorder;
 use fak::events::stream::Sink;
 use fak::fleet::{Door, Fleet, State, Worker};
-use fak::lifecycle::{Config, Lifecycle, Request};
+use fak::lifecycle::{Config, Events, Lifecycle, Request};
 use fak::runtime::{OnExit, TaskGroup};
 use fak::store::{Filter, Row, Store};
 use fak_index::{Index, Limits, Prompt, RankOptions};
@@ -88,28 +88,7 @@ impl Rig {
             let named = discover::named(&live, None, "", 1, "127.0.0.1").unwrap();
             events.insert("w".into(), named);
         }
-        let config = Config {
-            fleet: fleet.clone(),
-            store: store.clone(),
-            sink: Sink {
-                index: Arc::clone(&index),
-                options: RankOptions::default(),
-                recorder: Arc::new(Recorder::new(64)),
-                notes: None,
-            },
-            events,
-            // Tests look when they want to know.
-            probe_every: Duration::from_secs(3600),
-            failures_max: 1,
-            patience: Duration::from_secs(60),
-            settle_within: Duration::from_secs(10),
-        };
-        let (lifecycle, owners) = Lifecycle::new(&config);
-        let mut tasks = TaskGroup::new();
-        for owner in owners {
-            let stop = tasks.shutdown();
-            tasks.spawn("owner", OnExit::StopProcess, owner.run(stop));
-        }
+        let (lifecycle, tasks) = owned(&fleet, &store, &index, events);
         let rig = Self { sim, lifecycle, fleet, store, index, engine, _tasks: tasks };
         rig.look().await;
         rig.heard().await;
@@ -177,19 +156,119 @@ impl Rig {
         self.index.held(rank, &prompt).blocks.get(tier) as usize
     }
 
+    /// Another fak on the same ledger and engine, as after a restart.
+    pub(crate) async fn second_fak(&self) -> Second {
+        let worker = Worker { id: "w".into(), engine: self.engine.clone(), door: Door::new() };
+        let fleet = Fleet::new([worker]);
+        let index = Arc::new(Index::new(8, Limits::default()));
+        let (lifecycle, tasks) = owned(&fleet, &self.store, &index, BTreeMap::new());
+        lifecycle.look("w").await.unwrap();
+        Second { fleet, lifecycle, _tasks: tasks }
+    }
+
+    /// Asks in the background; the status of the answer.
+    pub(crate) fn asks(&self, prompt: &[u32], tokens: u32) -> tokio::task::JoinHandle<u16> {
+        let body = serde_json::json!({"model": "tiny", "prompt": prompt, "max_tokens": tokens});
+        let to = self.engine.endpoints().data(Data::Completions);
+        let request = Outgoing::to(to).json(body.to_string().into());
+        let client = self.engine.client().clone();
+        tokio::spawn(async move {
+            client.send(request, Timeouts::default().unary).await.unwrap().status.as_u16()
+        })
+    }
+
+    /// Waits until the engine shows that so many run.
+    pub(crate) async fn has_running(&self, count: u32) {
+        let shows = async {
+            loop {
+                let scraped = self.engine.scrape().await.unwrap();
+                if scraped.total().running == Some(f64::from(count)) {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), shows).await.unwrap();
+    }
+
+    /// The engine's owner loads the checkpoint's weights, behind fak's back.
+    pub(crate) async fn reload_behind(&self) {
+        let endpoints = Endpoints::new(&self.sim.base_url()).unwrap().allowing_reload_weights();
+        let engine = Engine::new(self.engine.client().clone(), endpoints);
+        assert_eq!(engine.ask(&Control::ReloadWeights).await.status(), Some(200));
+    }
+
+    /// The engine's owner names the version of its weights.
+    pub(crate) async fn name_version(&self, version: &str) {
+        let body = serde_json::json!({ "new_version": version }).to_string();
+        self.send("/update_weight_version", &body).await;
+    }
+
     /// Somebody else's call, behind fak's back.
     pub(crate) async fn post(&self, path: &str) {
+        self.send(path, "").await;
+    }
+
+    async fn send(&self, path: &str, body: &str) {
         let url = format!("{}{path}", self.sim.base_url());
         let (host, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
         let mut stream = tokio::net::TcpStream::connect(host).await.unwrap();
-        let head = "HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
-        let head = format!("POST /{path} {head}");
+        let (kind, length) = ("content-type: application/json", body.len());
+        let head = format!(
+            "POST /{path} HTTP/1.1\r\nhost: x\r\n{kind}\r\ncontent-length: {length}\r\n\
+             connection: close\r\n\r\n{body}"
+        );
         stream.write_all(head.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
+}
+
+/// Another fak.
+pub(crate) struct Second {
+    fleet: Fleet,
+    pub(crate) lifecycle: Lifecycle,
+    _tasks: TaskGroup,
+}
+
+impl Second {
+    pub(crate) fn state(&self) -> Arc<State> {
+        Arc::clone(&self.fleet.snapshot().get("w").unwrap().state)
+    }
+}
+
+/// Owners of `fleet`'s workers.
+fn owned(
+    fleet: &Fleet,
+    store: &Store,
+    index: &Arc<Index>,
+    events: BTreeMap<Arc<str>, Events>,
+) -> (Lifecycle, TaskGroup) {
+    let config = Config {
+        fleet: fleet.clone(),
+        store: store.clone(),
+        sink: Sink {
+            index: Arc::clone(index),
+            options: RankOptions::default(),
+            recorder: Arc::new(Recorder::new(64)),
+            notes: None,
+        },
+        events,
+        // Tests look when they want to know.
+        probe_every: Duration::from_secs(3600),
+        failures_max: 1,
+        patience: Duration::from_secs(60),
+        settle_within: Duration::from_secs(10),
+    };
+    let (lifecycle, owners) = Lifecycle::new(&config);
+    let mut tasks = TaskGroup::new();
+    for owner in owners {
+        let stop = tasks.shutdown();
+        tasks.spawn("owner", OnExit::StopProcess, owner.run(stop));
+    }
+    (lifecycle, tasks)
 }
 
 pub(crate) fn prompt(label: u32) -> Vec<u32> {

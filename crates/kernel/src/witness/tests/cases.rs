@@ -134,6 +134,33 @@ fn weights_are_proven_only_in_memory_that_can_hold_them() {
 }
 
 #[test]
+fn case_2_an_engine_that_answers_otherwise_than_before_serves_nobody_until_somebody_says_so() {
+    let otherwise = State { canary: Some(false), ..AWAKE };
+    let as_before = State { canary: Some(true), ..AWAKE };
+    let asleep = || {
+        let mut worker = Worker::serving(READY);
+        worker.take(sleep(Level::One, false), Answer::Ok, SLEEPS_1);
+        worker
+    };
+    assert!(asleep().take(WAKE, Answer::Ok, as_before).serving());
+    let mut worker = asleep();
+    let woken = worker.take(WAKE, Answer::Ok, otherwise);
+    assert_eq!((woken.phase(), woken.reason), (Phase::Error, Reason::CanaryMismatch));
+    assert_eq!(woken.kv, PerTier::all(Unknown));
+    assert!(!worker.now.has_drifted(Seen::Serving), "a look does not open it");
+    // Nor does a way round by others, or the silence of the process.
+    worker.take(Move::Drift, Answer::Unrecorded, SLEEPS_1);
+    let back = worker.take(Move::Drift, Answer::Unrecorded, AWAKE);
+    assert_eq!((back.phase(), back.reason), (Phase::Error, Reason::CanaryMismatch));
+    worker.see(Move::Lost, Answer::Unrecorded, Observed::Nothing);
+    assert!(!worker.take(Move::Drift, Answer::Unrecorded, AWAKE).serving());
+    // An operator's wake does, and a new life.
+    let again = Worker { caps: READY, now: worker.now }.take(WAKE, Answer::Ok, AWAKE);
+    assert!(again.serving() && !again.next.suspect);
+    assert!(worker.take(Move::Restart, Answer::Unrecorded, AWAKE).serving());
+}
+
+#[test]
 fn case_3_hits_with_no_store_after_a_wake_are_a_contradiction() {
     let mut worker = Worker::serving(READY);
     assert_eq!(worker.take(sleep(Level::One, false), Answer::Ok, SLEEPS_1).kv.gpu, Forgotten);

@@ -1,0 +1,199 @@
+//! Rollouts that time-share a device: the fleet sleeps for a trainer, and comes back with weights
+//! that the trainer answers for.
+//!
+//! Invariant: 200 means that every worker that was meant is done; anything less names each worker's
+//! outcome, and 409 means that the others are as they were.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{RawQuery, State};
+use axum::response::{IntoResponse as _, Response};
+use fak_kernel::Phase;
+use fak_kernel::witness::{Level, Mode, Weights};
+use futures_util::future::join_all;
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::AdminState;
+use super::dropin::envelope;
+use super::error::Error;
+use super::options::{Fields, no_query_of};
+use super::refusal;
+use crate::lifecycle::{self, Begin, Begun, DRAIN, End, Ended, Ending};
+use crate::store::Row;
+
+/// Who holds a worker, where nobody says.
+const HOLDER: &str = "rollout";
+/// Bytes of a holder's name, and of a weight version.
+const NAME_BYTES_MAX: usize = 256;
+
+const BEGIN: &[&str] =
+    &["workers", "level", "mode", "keep_tier", "allow_evict", "drain_ms", "holder", "canary"];
+const END: &[&str] = &["workers", "holder", "weights", "weight_version", "stage", "canary"];
+
+/// Who holds what.
+pub(super) async fn list(State(state): State<AdminState>) -> Result<Json<Value>, Error> {
+    let holds = state.store.hold_list().await?;
+    let told = holds
+        .iter()
+        .map(|hold| json!({ "worker": hold.worker, "holder": hold.holder, "since": hold.since }));
+    Ok(Json(json!({ "holds": told.collect::<Vec<_>>() })))
+}
+
+pub(super) async fn begin(
+    State(state): State<AdminState>,
+    RawQuery(query): RawQuery,
+    body: Bytes,
+) -> Result<Response, Error> {
+    no_query_of("rollout begin", query.as_deref(), BEGIN)?;
+    let fields = Fields::read("rollout begin", &body, BEGIN)?;
+    let begin = Begin {
+        holder: holder(&fields)?,
+        level: fields.level_or(Level::One)?,
+        mode: fields.mode(Mode::Wait)?,
+        keep_tier: fields.flag("keep_tier")?,
+        allow_evict: fields.flag("allow_evict")?,
+        drain: fields.drain()?.unwrap_or(DRAIN),
+        canary: fields.flag("canary")?,
+    };
+    let workers = meant(&state, &fields)?;
+    let ends = join_all(workers.iter().map(|worker| state.lifecycle.begin(worker, begin.clone())));
+    let ends = ends.await.into_iter().zip(&workers).map(|(begun, worker)| {
+        if let Ok(begun) = &begun {
+            state.sessions.apply(&begun.row);
+        }
+        begun_json(worker, &begun)
+    });
+    Ok(answer(ends.collect()))
+}
+
+pub(super) async fn end(
+    State(state): State<AdminState>,
+    RawQuery(query): RawQuery,
+    body: Bytes,
+) -> Result<Response, Error> {
+    no_query_of("rollout end", query.as_deref(), END)?;
+    let fields = Fields::read("rollout end", &body, END)?;
+    let is_weights_only = match fields.text("stage", NAME_BYTES_MAX)? {
+        None => false,
+        Some("weights") => true,
+        Some(_) => return Err(super::options::wrong("stage", "weights, or absent")),
+    };
+    let end = End {
+        holder: holder(&fields)?,
+        weights: fields.word_of::<Weights>("weights")?,
+        version: fields.text("weight_version", NAME_BYTES_MAX)?.map(str::to_owned),
+        is_weights_only,
+        canary: fields.flag_of("canary")?,
+    };
+    let workers = meant(&state, &fields)?;
+    let ends = join_all(workers.iter().map(|worker| state.lifecycle.end(worker, end.clone())));
+    let ends = ends.await.into_iter().zip(&workers).map(|(ended, worker)| {
+        if let Ok(ended) = &ended {
+            ended.rows.iter().for_each(|row| state.sessions.apply(row));
+        }
+        ended_json(worker, &ended)
+    });
+    Ok(answer(ends.collect()))
+}
+
+fn holder(fields: &Fields) -> Result<String, Error> {
+    Ok(fields.text("holder", NAME_BYTES_MAX)?.unwrap_or(HOLDER).to_owned())
+}
+
+/// The workers that are meant: each of those named, or all.
+fn meant(state: &AdminState, fields: &Fields) -> Result<Vec<Arc<str>>, Error> {
+    let fleet = state.fleet.snapshot();
+    let Some(named) = fields.texts("workers")? else {
+        return Ok(fleet.workers.iter().map(|view| Arc::clone(&view.worker.id)).collect());
+    };
+    let mut meant: Vec<Arc<str>> = Vec::with_capacity(named.len());
+    for name in named {
+        let view = fleet.get(name).ok_or_else(|| super::workers::unknown(name))?;
+        if !meant.contains(&view.worker.id) {
+            meant.push(Arc::clone(&view.worker.id));
+        }
+    }
+    if meant.is_empty() {
+        return Err(super::options::wrong("workers", "a list of workers, or absent for all"));
+    }
+    Ok(meant)
+}
+
+fn begun_json(worker: &str, begun: &Result<Begun, lifecycle::Error>) -> (Ending, Value) {
+    let begun = match begun {
+        Ok(begun) => begun,
+        Err(error) => return (Ending::Failed, lost(worker, error)),
+    };
+    let told = json!({
+        "worker": worker,
+        "outcome": begun.ending.as_str(),
+        "phase": begun.phase.as_str(),
+        "gpu_free": begun.ending == Ending::Done && begun.phase == Phase::Sleeping,
+        "running": begun.running,
+        "held_by": begun.held_by.as_deref(),
+        "reason": begun.reason,
+        "row": begun.row,
+        "error": text(begun.ending, &begun.reason, Some(&begun.row)),
+    });
+    (begun.ending, told)
+}
+
+fn ended_json(worker: &str, ended: &Result<Ended, lifecycle::Error>) -> (Ending, Value) {
+    let ended = match ended {
+        Ok(ended) => ended,
+        Err(error) => return (Ending::Failed, lost(worker, error)),
+    };
+    let told = json!({
+        "worker": worker,
+        "outcome": ended.ending.as_str(),
+        "phase": ended.phase.as_str(),
+        "serving": ended.is_serving,
+        "canary": ended.canary.as_str(),
+        "weight_version": ended.weight_version.as_deref(),
+        "held_by": ended.held_by.as_deref(),
+        "reason": ended.reason,
+        "rows": ended.rows,
+        "error": text(ended.ending, &ended.reason, ended.rows.last()),
+    });
+    (ended.ending, told)
+}
+
+/// A worker of which nothing is known: the ledger failed, or fak is stopping.
+fn lost(worker: &str, error: &lifecycle::Error) -> Value {
+    json!({
+        "worker": worker,
+        "outcome": Ending::Failed.as_str(),
+        "reason": "unrecorded",
+        "error": error.to_string(),
+    })
+}
+
+fn text(ending: Ending, reason: &str, row: Option<&Row>) -> Option<String> {
+    match (ending, row) {
+        (Ending::Done, _) => None,
+        (Ending::Refused, Some(row)) => Some(refusal::with_way_out(reason.to_owned(), row)),
+        _ => Some(format!("not proven to be done: {reason}")),
+    }
+}
+
+fn answer(ends: Vec<(Ending, Value)>) -> Response {
+    let done = ends.iter().filter(|(ending, _)| *ending == Ending::Done).count();
+    let is_done = done == ends.len();
+    let has_failed = ends.iter().any(|(ending, _)| *ending == Ending::Failed);
+    let status = match (is_done, has_failed) {
+        (true, _) => StatusCode::OK,
+        (false, false) => StatusCode::CONFLICT,
+        (false, true) => StatusCode::BAD_GATEWAY,
+    };
+    let mut body = if is_done {
+        json!({})
+    } else {
+        envelope(status, &format!("done on {done} of {} workers", ends.len()), None)
+    };
+    body["done"] = json!(is_done);
+    body["workers"] = ends.into_iter().map(|(_, told)| told).collect();
+    (status, Json(body)).into_response()
+}

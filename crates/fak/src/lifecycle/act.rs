@@ -1,0 +1,305 @@
+//! One action on a worker, from what was asked to its row.
+//!
+//! Invariant: the order of the whole part: door, drain, intent, beliefs, call, look, outcome; and
+//! what is refused is written as not sent, with what would help.
+
+use std::sync::Arc;
+
+use fak_kernel::rank::Event;
+use fak_kernel::witness::{
+    Answer, Call, Mode, Move, Observed, Plan, Quarantine, Reason, Refusal, Seen, State, judge, plan,
+};
+use fak_kernel::{Evidence, Phase};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::canary::{self, Check};
+use super::owner::Owner;
+use super::probe::Look;
+use super::rows::{new_intent, outcome, told};
+use super::{Error, Request, translate, weights};
+use crate::fleet::{self, Fleet};
+use crate::store::{NewIntent, Row, Store};
+
+/// Writes rows for actions that never reach the owner.
+#[derive(Clone, Debug)]
+pub(super) struct Refuser {
+    pub(super) fleet: Fleet,
+    pub(super) store: Store,
+    pub(super) worker: Arc<str>,
+}
+
+impl Refuser {
+    /// Who holds the worker.
+    pub(super) fn held_by(&self) -> Option<Arc<str>> {
+        self.fleet.snapshot().get(&self.worker)?.state.held_by.clone()
+    }
+
+    pub(super) async fn refuse(&self, request: &Request, why: Refusal) -> Result<Row, Error> {
+        let fleet = self.fleet.snapshot();
+        let Some(view) = fleet.get(&self.worker) else {
+            return Err(Error::UnknownWorker(self.worker.to_string()));
+        };
+        let fleet::State { standing, capabilities, .. } = &*view.state;
+        let answer = Answer::NotSent(why);
+        let verdict = judge(request.mv, capabilities, standing, answer, &Observed::Nothing);
+        let intent = NewIntent {
+            worker: self.worker.to_string(),
+            incarnation: view.state.incarnation.as_deref().map(str::to_owned),
+            asked: translate::refusal_json(why),
+            ..new_intent(request.mv, request.session.clone())
+        };
+        let weight_version = view.state.weight_version.as_deref();
+        let outcome = outcome(&verdict, weight_version, Value::Null, Value::Null);
+        Ok(self.store.note(intent, outcome).await?)
+    }
+}
+
+/// What a call comes with beside its plan.
+#[derive(Clone, Copy, Default)]
+pub(super) struct With<'a> {
+    /// What to ask the engine once it is awake.
+    pub(super) check: Option<&'a Check>,
+    /// The version of its weights once it serves, as the caller states it.
+    pub(super) version: Option<&'a str>,
+}
+
+impl Owner {
+    /// Does an action, or says why not.
+    pub(super) async fn act(&mut self, request: Request) -> Result<Row, Error> {
+        let row = self.acted(request).await;
+        self.show().await;
+        row
+    }
+
+    async fn acted(&mut self, request: Request) -> Result<Row, Error> {
+        let is_forced = request.force;
+        let look = self.look_first().await?;
+        if self.is_held_from(&request) {
+            return self.refuse(&request, Refusal::Held, &look).await;
+        }
+        let row = match self.planned(request, &look).await? {
+            Planned::Refused(row) => *row,
+            Planned::Ready { request, calls, intent } => {
+                self.worker.door.shut();
+                if !self.drained(&request).await {
+                    return self.refuse(&request, Refusal::DrainTimeout, &look).await;
+                }
+                self.call(&request, &calls, intent, With::default()).await?
+            }
+        };
+        if is_forced && self.state.phase() == Phase::Serving {
+            self.let_go().await?;
+        }
+        Ok(row)
+    }
+
+    /// A look before anything is done: somebody else may have moved the engine since the last.
+    pub(super) async fn look_first(&mut self) -> Result<Look, Error> {
+        let look = Look::at(&self.worker.engine).await;
+        self.take_in(&look).await?;
+        Ok(look)
+    }
+
+    /// Lets the fleet see what came of an action; the door opens where the worker serves.
+    pub(super) async fn show(&mut self) {
+        if self.state.is_serving() {
+            self.settle().await;
+        }
+        self.publish();
+    }
+
+    /// What is to be sent for `request`, or the row that says why nothing is.
+    pub(super) async fn planned(
+        &mut self,
+        mut request: Request,
+        look: &Look,
+    ) -> Result<Planned, Error> {
+        let mut planned = plan(request.mv, &self.state.capabilities, &self.state.standing);
+        if planned == Plan::Refuse(Refusal::KeepNotProven) && request.allow_evict {
+            request.mv = without_keeping(request.mv);
+            planned = plan(request.mv, &self.state.capabilities, &self.state.standing);
+        }
+        match planned {
+            Plan::Refuse(why) => {
+                Ok(Planned::Refused(Box::new(self.refuse(&request, why, look).await?)))
+            }
+            Plan::Send { calls, demote, clear } => {
+                let intent = Event::Intent { tiers: demote, clear };
+                Ok(Planned::Ready { request, calls, intent })
+            }
+        }
+    }
+
+    /// Whether somebody else holds the worker, and `request` does not say to act all the same. A
+    /// new salt is nothing to the worker.
+    pub(super) fn is_held_from(&self, request: &Request) -> bool {
+        let own = |holder: &str| request.holder.as_deref() == Some(holder);
+        let is_others = self.hold.as_ref().is_some_and(|hold| !own(&hold.holder));
+        is_others && !request.force && request.mv != Move::Quarantine(Quarantine::Isolate)
+    }
+
+    /// Waits for requests in flight where the action's mode lets them end; false if they did not in
+    /// time.
+    pub(super) async fn drained(&self, request: &Request) -> bool {
+        match request.mv {
+            Move::Pause { mode: Mode::Wait, .. } | Move::Sleep { mode: Mode::Wait, .. } => {
+                timeout(request.drain, self.worker.door.empty()).await.is_ok()
+            }
+            _ => true,
+        }
+    }
+
+    pub(super) async fn refuse(
+        &mut self,
+        request: &Request,
+        why: Refusal,
+        look: &Look,
+    ) -> Result<Row, Error> {
+        let shown = translate::observed_json(&look.observation);
+        self.refuse_as(request, why, &translate::observed(&look.observation), shown).await
+    }
+
+    /// The same, where more was observed than a look shows.
+    pub(super) async fn refuse_as(
+        &mut self,
+        request: &Request,
+        why: Refusal,
+        observed: &Observed,
+        shown: Value,
+    ) -> Result<Row, Error> {
+        let fleet::State { standing, capabilities, .. } = &self.state;
+        let verdict = judge(request.mv, capabilities, standing, Answer::NotSent(why), observed);
+        let asked = self.refusal_json(why);
+        let intent = self.new_intent(request.mv, request.session.clone(), asked);
+        let outcome = self.outcome(&verdict, Value::Null, shown);
+        let row = self.config.store.note(intent, outcome).await?;
+        self.state.last_witness = Some(row.seq);
+        Ok(row)
+    }
+
+    /// Why nothing was sent, with what the caller needs to go on.
+    fn refusal_json(&self, why: Refusal) -> Value {
+        let mut told = translate::refusal_json(why);
+        match (why, &self.hold) {
+            (Refusal::Held, Some(hold)) => told["held_by"] = json!(hold.holder),
+            (Refusal::KeepNotProven, _) => {
+                told["connectors"] = json!(self.connectors);
+                told["argument_declared"] = json!(self.state.capabilities.keep_argument);
+            }
+            _ => {}
+        }
+        told
+    }
+
+    /// Intent durable, beliefs cold, the calls, the observation, the outcome.
+    pub(super) async fn call(
+        &mut self,
+        request: &Request,
+        calls: &[Call],
+        intent: Event,
+        with: With<'_>,
+    ) -> Result<Row, Error> {
+        let may_change = weights::may_change(request.mv, &self.state.standing);
+        let asked = weights::marked(translate::asked_json(calls), may_change);
+        let new = self.new_intent(request.mv, request.session.clone(), asked);
+        let demotes = matches!(intent, Event::Intent { tiers, .. } if !tiers.is_empty());
+        let new = NewIntent { warm_demoted: demotes, ..new };
+        let seq = self.config.store.intent(new).await?;
+        self.tell(intent).await;
+        let epoch = self.state.weights_epoch;
+        if may_change {
+            // Requests that were kept go on before the last call is answered.
+            self.state.weights_epoch = Some(seq);
+            self.publish_standing();
+        }
+        let (answer, answered, observation) = self.make(calls).await;
+        let mut observed = translate::observed(&observation);
+        let mut shown = translate::observed_json(&observation);
+        if let Some(check) = with.check {
+            self.check(check, &mut observed, &mut shown).await;
+        }
+        let fleet::State { standing, capabilities, .. } = &self.state;
+        let verdict = judge(request.mv, capabilities, standing, answer, &observed);
+        self.tell(Event::Outcome { kv: verdict.kv, clears: verdict.owes_clear }).await;
+        self.state.standing = verdict.next;
+        if let (Move::Sleep { level, .. }, Reason::Confirmed) = (request.mv, verdict.reason) {
+            self.slept = level;
+        }
+        if verdict.evidence == Evidence::NotSent {
+            self.state.weights_epoch = epoch;
+        }
+        let is_contradicted = match with.version {
+            Some(version) if verdict.serving() => self.state_version(version),
+            None if verdict.serving() && may_change => {
+                self.forget_version();
+                false
+            }
+            _ => false,
+        };
+        self.publish_standing();
+        let outcome = self.outcome(&verdict, answered, shown);
+        let row = self.config.store.outcome(seq, outcome).await?;
+        self.state.last_witness = Some(row.seq);
+        told(&row, "done");
+        if is_contradicted {
+            let look = Look::at(&self.worker.engine).await;
+            self.notice_unnamed(&look).await?;
+        }
+        Ok(row)
+    }
+
+    /// Asks an engine that is awake what it answers, for the verdict and for the row.
+    pub(super) async fn check(&self, check: &Check, observed: &mut Observed, shown: &mut Value) {
+        let seen = Seen::read(observed, &self.state.capabilities);
+        let Observed::State(state) = observed else { return };
+        if seen == Seen::Serving {
+            let found = check.run(&self.canary_target()).await;
+            *state = State { canary: found.is_as_before(), ..*state };
+            shown["canary"] = found.json();
+        }
+    }
+
+    /// Where a canary goes.
+    pub(super) fn canary_target(&self) -> canary::Target<'_> {
+        let ranks = self.ranks.iter().map(crate::events::stream::Handle::rank).collect();
+        canary::Target { engine: &self.worker.engine, models: &self.state.models, ranks }
+    }
+
+    /// Makes the calls up to the first that does not succeed, then looks.
+    async fn make(&self, calls: &[Call]) -> (Answer, Value, crate::engine::Observation) {
+        let mut last = (Answer::Ok, Value::Null);
+        for call in calls {
+            let called = self.worker.engine.ask(&translate::control(*call)).await;
+            last = (translate::answer(*call, &called), translate::answered_json(&called));
+            if !matches!(last.0, Answer::Ok | Answer::Success(true)) {
+                break;
+            }
+        }
+        (last.0, last.1, self.worker.engine.observe().await)
+    }
+}
+
+/// What becomes of a request.
+pub(super) enum Planned {
+    /// Nothing is sent.
+    Refused(Box<Row>),
+    /// This is.
+    Ready {
+        /// The request, which may have given up a tier.
+        request: Request,
+        /// The calls.
+        calls: Vec<Call>,
+        /// What goes cold before.
+        intent: Event,
+    },
+}
+
+/// The same action, with the connector's tiers given up.
+fn without_keeping(mv: Move) -> Move {
+    match mv {
+        Move::Sleep { level, mode, .. } => Move::Sleep { level, mode, keep_tier: false },
+        Move::Pause { mode, clear, .. } => Move::Pause { mode, clear, keep_tier: false },
+        other => other,
+    }
+}

@@ -1,0 +1,425 @@
+//! A rollout's pause: a worker goes to sleep for its holder, and comes back with weights that its
+//! holder answers for.
+//!
+//! Invariant: nothing counts as done that was not seen. The device is told free only of a worker
+//! that was asked to sleep, answered so, shows so, and runs nothing by two looks in a row; and a
+//! worker is let go only once it is proven to serve.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fak_kernel::Phase;
+use fak_kernel::witness::{Level, Mode, Move, Observed, Part, Parts, Refusal, SleepState, Weights};
+use serde_json::Value;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::act::{Planned, With};
+use super::canary::{Check, Outcome as Canary, Record};
+use super::owner::Owner;
+use super::probe::Look;
+use super::rows::Ending;
+use super::{Error, Request, translate, weights};
+use crate::fleet;
+use crate::store::{self, Row};
+
+/// Pause between two looks at a worker that went to sleep.
+const QUIET_EVERY: Duration = Duration::from_millis(100);
+/// Looks in a row that have to show nothing running: one may be of before the last step.
+const QUIET_LOOKS: u32 = 2;
+
+/// A worker is to sleep for a holder.
+#[derive(Clone, Debug)]
+pub struct Begin {
+    /// Whose it is from then on.
+    pub holder: String,
+    /// How deep.
+    pub level: Level,
+    /// What happens to requests in flight.
+    pub mode: Mode,
+    /// Whether the connector's tiers are kept.
+    pub keep_tier: bool,
+    /// Where they cannot be: go on without.
+    pub allow_evict: bool,
+    /// How long requests in flight may take to end, and the engine then to show that nothing runs.
+    pub drain: Duration,
+    /// Whether its answers to fixed prompts are recorded first.
+    pub canary: bool,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Begun {
+    /// The row of the sleep.
+    pub row: Row,
+    /// Whether it is done: only then may the device be used.
+    pub ending: Ending,
+    /// Why it reads so.
+    pub reason: String,
+    /// Requests that the engine shows running; `None` where it does not tell.
+    pub running: Option<u64>,
+    /// What the worker is doing now.
+    pub phase: Phase,
+    /// Who holds it now.
+    pub held_by: Option<Arc<str>>,
+}
+
+/// A worker is to come back.
+#[derive(Clone, Debug)]
+pub struct End {
+    /// Who held it.
+    pub holder: String,
+    /// What its holder knows of the weights.
+    pub weights: Weights,
+    /// Their version, as its holder states it.
+    pub version: Option<String>,
+    /// Whether only the weights' memory wakes, to take weights; then it stays held.
+    pub is_weights_only: bool,
+    /// Whether it is asked the fixed prompts; where not said, if they were recorded.
+    pub canary: Option<bool>,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// The rows, in order: none where there was nothing to do.
+    pub rows: Vec<Row>,
+    /// Whether it is done.
+    pub ending: Ending,
+    /// Why it reads so.
+    pub reason: String,
+    /// What the fixed prompts showed.
+    pub canary: Canary,
+    /// What the worker is doing now.
+    pub phase: Phase,
+    /// Whether it takes requests now.
+    pub is_serving: bool,
+    /// The version of its weights.
+    pub weight_version: Option<Arc<str>>,
+    /// Who holds it now.
+    pub held_by: Option<Arc<str>>,
+}
+
+impl Begin {
+    /// The action.
+    #[must_use]
+    pub fn mv(&self) -> Move {
+        Move::Sleep { level: Some(self.level), mode: self.mode, keep_tier: self.keep_tier }
+    }
+
+    pub(super) fn request(&self) -> Request {
+        Request {
+            allow_evict: self.allow_evict,
+            drain: self.drain,
+            holder: Some(self.holder.clone()),
+            ..Request::new(self.mv())
+        }
+    }
+}
+
+impl End {
+    /// The action.
+    #[must_use]
+    pub fn mv(&self) -> Move {
+        if self.is_weights_only {
+            Move::Wake { tags: Parts::of(Part::Weights), weights: Weights::Unproven }
+        } else {
+            Move::Wake { tags: Parts::NONE, weights: self.weights }
+        }
+    }
+
+    pub(super) fn request(&self, mv: Move) -> Request {
+        Request { holder: Some(self.holder.clone()), ..Request::new(mv) }
+    }
+}
+
+impl Owner {
+    /// Puts the worker to sleep for a holder.
+    pub(super) async fn begin(&mut self, begin: Begin) -> Result<Begun, Error> {
+        let was_held = self.is_held_by(&begin.holder);
+        let begun = self.begun(&begin).await;
+        let is_refused = match &begun {
+            Ok(begun) => begun.ending == Ending::Refused,
+            Err(_) => false,
+        };
+        if is_refused && !was_held && self.is_held_by(&begin.holder) {
+            // Nothing was done under it.
+            self.let_go().await?;
+        }
+        self.show().await;
+        let held_by = self.state.held_by.clone();
+        begun.map(|begun| Begun { held_by, phase: self.state.phase(), ..begun })
+    }
+
+    async fn begun(&mut self, begin: &Begin) -> Result<Begun, Error> {
+        let request = begin.request();
+        let look = self.look_first().await?;
+        if self.is_held_from(&request) {
+            let row = self.refuse(&request, Refusal::Held, &look).await?;
+            return Ok(self.not_begun(row));
+        }
+        let row = match self.planned(request, &look).await? {
+            // It was asked before, by somebody who did not hear the answer.
+            Planned::Refused(row) if self.sleeps_as_asked(begin, &look) => {
+                let recorded = self.recorded();
+                self.take_hold(&begin.holder, recorded.as_ref()).await?;
+                *row
+            }
+            Planned::Refused(row) => return Ok(self.not_begun(*row)),
+            Planned::Ready { request, calls, intent } => {
+                self.take_hold(&begin.holder, None).await?;
+                if !self.drained(&request).await {
+                    let row = self.refuse(&request, Refusal::DrainTimeout, &look).await?;
+                    return Ok(self.not_begun(row));
+                }
+                if begin.canary {
+                    let record = Record::take(&self.canary_target()).await;
+                    if record.is_empty() {
+                        let why = Refusal::CanaryNotRecorded;
+                        let row = self.refuse(&request, why, &look).await?;
+                        return Ok(self.not_begun(row));
+                    }
+                    self.take_hold(&begin.holder, Some(&record)).await?;
+                }
+                let row = self.call(&request, &calls, intent, With::default()).await?;
+                if Ending::of(&row) != Ending::Done {
+                    return Ok(self.not_begun(row));
+                }
+                row
+            }
+        };
+        let running = self.quiet(begin.drain).await?;
+        let is_free = self.state.phase() == Phase::Sleeping && running == Some(0);
+        let (ending, reason) = match running {
+            _ if is_free => (Ending::Done, "confirmed".to_owned()),
+            _ if self.state.phase() != Phase::Sleeping => (Ending::Failed, "drift".to_owned()),
+            Some(_) => (Ending::Failed, "requests_running".to_owned()),
+            None => (Ending::Failed, "running_not_told".to_owned()),
+        };
+        Ok(Begun { ending, reason, running, ..self.not_begun(row) })
+    }
+
+    fn not_begun(&self, row: Row) -> Begun {
+        Begun {
+            ending: Ending::of(&row),
+            reason: row.reason.clone(),
+            row,
+            running: None,
+            phase: self.state.phase(),
+            held_by: None,
+        }
+    }
+
+    /// Whether the worker sleeps as asked already: fak put it there, and it shows so.
+    fn sleeps_as_asked(&self, begin: &Begin, look: &Look) -> bool {
+        let shown = match begin.level {
+            Level::One => SleepState::One,
+            Level::Two => SleepState::Two,
+        };
+        let is_kept = !begin.keep_tier
+            || begin.allow_evict
+            || self.state.standing.since_serving.cpu == fak_kernel::Disposition::Preserved;
+        self.state.phase() == Phase::Sleeping
+            && self.slept == Some(begin.level)
+            && look.observation.sleep_state.value() == Some(shown)
+            && is_kept
+    }
+
+    /// Looks until the engine shows that nothing runs, for `within` at most. What it showed last.
+    async fn quiet(&mut self, within: Duration) -> Result<Option<u64>, Error> {
+        let until = Instant::now() + within;
+        let mut every = interval(QUIET_EVERY);
+        every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut quiet = 0;
+        loop {
+            every.tick().await;
+            let look = self.look_first().await?;
+            let running = look.metrics.as_ref().and_then(|metrics| metrics.total().running);
+            quiet = if running == Some(0.0) { quiet + 1 } else { 0 };
+            let is_over = self.state.phase() != Phase::Sleeping || Instant::now() >= until;
+            if quiet == QUIET_LOOKS || is_over {
+                // Seen once only is not seen.
+                let is_unsure = running == Some(0.0) && quiet < QUIET_LOOKS;
+                return Ok(running.filter(|_| !is_unsure).map(|count| count.max(0.0) as u64));
+            }
+        }
+    }
+
+    /// Brings the worker back, and lets it go where it is proven to serve.
+    pub(super) async fn end(&mut self, end: End) -> Result<Ended, Error> {
+        let mut rows = Vec::new();
+        let ended = self.ended(&end, &mut rows).await;
+        let is_done = ended.as_ref().is_ok_and(|(ending, _)| *ending == Ending::Done);
+        if is_done && !end.is_weights_only {
+            self.let_go().await?;
+        }
+        self.show().await;
+        let (ending, reason) = ended?;
+        let canary = rows.last().map_or(Canary::NotRun, |row| Canary::of(&row.observed));
+        Ok(Ended {
+            rows,
+            ending,
+            reason,
+            canary,
+            phase: self.state.phase(),
+            is_serving: self.state.is_serving(),
+            weight_version: self.state.weight_version.clone(),
+            held_by: self.state.held_by.clone(),
+        })
+    }
+
+    async fn ended(&mut self, end: &End, rows: &mut Vec<Row>) -> Result<(Ending, String), Error> {
+        let look = self.look_first().await?;
+        let request = end.request(end.mv());
+        if self.is_held_from(&request) {
+            let row = self.refuse(&request, Refusal::Held, &look).await?;
+            return Ok(push(rows, row));
+        }
+        if end.is_weights_only {
+            return self.weights_woken(request, &look, rows).await;
+        }
+        let check = self.check_for(end);
+        let moves = self.moves(end);
+        if moves.is_empty() {
+            return self.already_awake(end, check.as_ref(), &look, rows).await;
+        }
+        if end.weights == Weights::Loaded && self.is_awake() {
+            rows.push(self.notice_unnamed(&look).await?);
+        }
+        let last = moves.len() - 1;
+        let mut ended = (Ending::Done, String::new());
+        for (at, mv) in moves.into_iter().enumerate() {
+            let row = match self.planned(end.request(mv), &look).await? {
+                Planned::Refused(row) => *row,
+                Planned::Ready { request, calls, intent } => {
+                    self.worker.door.shut();
+                    let check = check.as_ref().filter(|_| at == last);
+                    let with = With { check, version: end.version.as_deref() };
+                    self.call(&request, &calls, intent, with).await?
+                }
+            };
+            ended = push(rows, row);
+            if ended.0 != Ending::Done {
+                return Ok(ended);
+            }
+        }
+        // A front end answers for an engine that is dead: whoever lets the worker go looks again.
+        self.look_first().await?;
+        let fleet::State { is_reachable, is_progressing, .. } = self.state;
+        if self.state.phase() == Phase::Serving && is_reachable && is_progressing {
+            return Ok(ended);
+        }
+        Ok((Ending::Failed, "not_serving".to_owned()))
+    }
+
+    fn is_awake(&self) -> bool {
+        matches!(self.state.phase(), Phase::Serving | Phase::Paused)
+    }
+
+    /// What brings the worker back from where it is: beside a wake, what a sleep that failed
+    /// half-way takes, or an engine that somebody else woke.
+    fn moves(&self, end: &End) -> Vec<Move> {
+        let reset = Move::Reset { external: true, running: false };
+        match (self.state.phase(), end.weights) {
+            (Phase::Serving, Weights::Same | Weights::Unproven) => Vec::new(),
+            (Phase::Serving, Weights::Loaded) => vec![reset],
+            (Phase::Paused, Weights::Same | Weights::Unproven) => vec![Move::Resume],
+            (Phase::Paused, Weights::Loaded) => vec![reset, Move::Resume],
+            _ => vec![end.mv()],
+        }
+    }
+
+    /// Nothing has to be done for the worker to serve: it may still answer otherwise than before.
+    async fn already_awake(
+        &mut self,
+        end: &End,
+        check: Option<&Check>,
+        look: &Look,
+        rows: &mut Vec<Row>,
+    ) -> Result<(Ending, String), Error> {
+        if let Some(version) = &end.version
+            && self.state_version(version)
+        {
+            rows.push(self.notice_unnamed(look).await?);
+        }
+        let mut observed = translate::observed(&look.observation);
+        let mut shown = translate::observed_json(&look.observation);
+        if let Some(check) = check {
+            self.check(check, &mut observed, &mut shown).await;
+        }
+        if let Observed::State(state) = observed
+            && state.canary == Some(false)
+        {
+            let row = self.notice_as(Move::Drift, Value::Null, &observed, shown).await?;
+            rows.push(row);
+            return Ok((Ending::Failed, "canary_mismatch".to_owned()));
+        }
+        let request = end.request(end.mv());
+        rows.push(self.refuse_as(&request, Refusal::AlreadyAwake, &observed, shown).await?);
+        Ok((Ending::Done, Refusal::AlreadyAwake.as_str().to_owned()))
+    }
+
+    /// Wakes the weights' memory alone.
+    async fn weights_woken(
+        &mut self,
+        request: Request,
+        look: &Look,
+        rows: &mut Vec<Row>,
+    ) -> Result<(Ending, String), Error> {
+        let row = match self.planned(request, look).await? {
+            Planned::Refused(row) => *row,
+            Planned::Ready { request, calls, intent } => {
+                self.call(&request, &calls, intent, With::default()).await?
+            }
+        };
+        let is_awake = row.reason == Refusal::AlreadyAwake.as_str();
+        let ended = push(rows, row);
+        let is_waking = self.state.phase() == Phase::Waking;
+        Ok(if is_waking && is_awake { (Ending::Done, ended.1) } else { ended })
+    }
+
+    fn recorded(&self) -> Option<Record> {
+        self.hold.as_ref().and_then(|hold| Record::from_json(&hold.canary))
+    }
+
+    /// What the engine is to be asked once it is awake.
+    fn check_for(&self, end: &End) -> Option<Check> {
+        let before = self.recorded();
+        let is_wanted = end.canary.unwrap_or(before.is_some());
+        let is_same_weights = match end.weights {
+            Weights::Same => true,
+            Weights::Unproven => self.state.standing.weights_proven,
+            Weights::Loaded | Weights::Changed => false,
+        };
+        is_wanted.then_some(Check { before, is_same_weights })
+    }
+
+    /// Other weights are there by what a caller says, and no version moved: they have their row for
+    /// a name.
+    pub(super) async fn notice_unnamed(&mut self, look: &Look) -> Result<Row, store::Error> {
+        let asked = weights::marked(Value::Null, true);
+        let shown = translate::observed_json(&look.observation);
+        let observed = translate::observed(&look.observation);
+        let row = self.notice_as(Move::Weights, asked, &observed, shown).await?;
+        self.state.weights_epoch = Some(row.seq);
+        Ok(row)
+    }
+
+    /// Other weights are there, and nobody names them: what was stated was of those before.
+    pub(super) fn forget_version(&mut self) {
+        self.versions.forget_stated();
+        self.state.weight_version = self.versions.current().cloned();
+    }
+
+    /// Takes in the version that a caller states; whether the engine names another, which counts.
+    pub(super) fn state_version(&mut self, version: &str) -> bool {
+        let is_contradicted = self.versions.state(version);
+        self.state.weight_version = self.versions.current().cloned();
+        is_contradicted
+    }
+}
+
+fn push(rows: &mut Vec<Row>, row: Row) -> (Ending, String) {
+    let ended = (Ending::of(&row), row.reason.clone());
+    rows.push(row);
+    ended
+}

@@ -1,0 +1,52 @@
+//! When does what an engine stores count again after an action?
+//!
+//! Invariant: the door opens on events that have settled, or on a warning that they have not.
+
+use futures_util::future::join_all;
+use tokio::time::timeout;
+
+use super::marker;
+use super::owner::Owner;
+
+impl Owner {
+    /// Keeps the door shut until what is stored from here on is believed: what is stored before
+    /// would stay cold.
+    pub(super) async fn settle(&self) {
+        let Some(target) = self.marker_target() else { return };
+        let ranks = self.ranks.iter().map(|rank| async move {
+            while let Ok(status) = rank.wait_for(|s| s.is_settled || s.marker.is_some()).await {
+                match status.marker {
+                    Some(id) if !status.is_settled => {
+                        marker::send(target, rank, id).await;
+                        let is_over = rank.wait_for(|s| s.is_settled || s.marker != Some(id));
+                        if is_over.await.is_err() {
+                            return;
+                        }
+                    }
+                    _ => return,
+                }
+            }
+        });
+        if timeout(self.config.settle_within, join_all(ranks)).await.is_err() {
+            tracing::warn!(worker = %self.worker.id, "serves before its events have settled");
+        }
+    }
+
+    /// Sends the markers that ranks still wait for.
+    pub(super) async fn send_markers(&self) {
+        let Some(target) = self.marker_target().filter(|_| self.state.is_serving()) else {
+            return;
+        };
+        for rank in &self.ranks {
+            if let Some(id) = rank.status().marker {
+                marker::send(target, rank, id).await;
+            }
+        }
+    }
+
+    pub(super) fn marker_target(&self) -> Option<marker::Target<'_>> {
+        let (engine, block_size) = (&self.worker.engine, self.block_size);
+        let model = self.state.models.first()?;
+        Some(marker::Target { engine, model, block_size })
+    }
+}
