@@ -17,6 +17,7 @@ answered as vLLM answers it, or a worker does not serve at the end of a cycle.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -89,8 +90,10 @@ def main() -> int:
     parser.add_argument("address", nargs="?", help="FAK_ADDR where it is not given")
     options = parser.parse_args()
     with Client(options.address) as fak:
-        # The frameworks' own clients know nothing of fak; this one stands for them.
-        http = httpx.Client(base_url=fak.address, timeout=120)
+        # Stands for the frameworks' own clients, which know a vLLM's address and API key.
+        key = os.environ.get("FAK_KEY") or "none"
+        headers = {"authorization": f"Bearer {key}"}
+        http = httpx.Client(base_url=fak.address, headers=headers, timeout=120)
         for name, cycle in CYCLES.items():
             print(name)
             last = next(iter(fak.witness(newest_first=True, limit=1)), None)

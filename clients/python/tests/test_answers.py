@@ -15,7 +15,9 @@ import pytest
 from fak_client import (
     AsyncClient,
     BadAnswer,
+    Begun,
     Client,
+    Ended,
     Failed,
     Refused,
     Session,
@@ -248,6 +250,19 @@ def test_an_action_is_sent_once_whatever_becomes_of_it(connect: Connect) -> None
         ]
 
 
+def test_a_rollout_that_may_have_begun_says_so(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    with deaf() as (address, _):
+        with pytest.raises(Unreachable), connect(address).rollout(holder="trainer-7"):
+            pass
+        assert "a rollout of trainer-7 may have begun" in caplog.text
+        caplog.clear()
+    with pytest.raises(Unreachable), connect(address).rollout(holder="trainer-7"):
+        pass
+    assert caplog.text == "", "nobody was there to begin it"
+
+
 def test_both_clients_have_the_same_face() -> None:
     for blocking, awaited in [
         (Client, AsyncClient),
@@ -271,7 +286,17 @@ def test_both_clients_have_the_same_face() -> None:
 )
 def test_the_types_are_those_that_fak_describes(name: str, kind: type) -> None:
     described = json.loads(OPENAPI.read_text())["components"]["schemas"][name]["properties"]
-    assert {field.name for field in fields(kind)} - {"held_by"} == set(described)
+    check(kind, described)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("RolloutBegun", Begun), ("RolloutEnded", Ended)])
+def test_what_a_rollout_tells_of_a_worker_is_what_fak_describes(name: str, kind: type) -> None:
+    described = json.loads(OPENAPI.read_text())["components"]["schemas"][name]
+    check(kind, described["properties"]["workers"]["items"]["properties"])
+
+
+def check(kind: type, described: dict[str, Any]) -> None:
+    assert {field.name for field in fields(kind)} == set(described)
     hints = get_type_hints(kind)
     for field, schema in described.items():
         plain = [schema, *schema.get("anyOf", [])]
@@ -292,5 +317,5 @@ def flat(kind: object) -> Iterator[object]:
 def test_the_options_words_are_those_that_fak_describes() -> None:
     schema = json.loads(OPENAPI.read_text())["components"]["schemas"]["Options"]["properties"]
     for option, kind in [("mode", words.Mode), ("level", words.Level), ("weights", words.Weights)]:
-        assert set(get_args(kind)) >= set(schema[option]["enum"]), option
+        assert set(get_args(kind)) == set(schema[option]["enum"]), option
     assert set(get_args(words.Tag)) == set(schema["tags"]["items"]["enum"])

@@ -367,7 +367,11 @@ class AsyncRollout(Statement):
 
     async def __aenter__(self) -> AsyncRollout:
         """Begins it."""
-        self.begun = await self._client.run(self._begin)
+        try:
+            self.begun = await self._client.run(self._begin)
+        except BaseException as error:
+            self._not_begun(error, self._holder)
+            raise
         return self
 
     async def wake_weights(self) -> tuple[Ended, ...]:

@@ -56,13 +56,17 @@ def failure(
         return BadAnswer(f"status {status} without fak's error body")
     error = body["error"]
     row = body.get("row")
+    workers = read_many(of_worker, body.get("workers", []), "workers") if of_worker else ()
+    undone = [result for result in workers if result.outcome != "done"]
+    message = [read(str, error.get("message"), "error.message")]
+    message += [f"{end.worker} {end.outcome}: {end.error or end.reason}" for end in undone]
     return _kind(status)(
-        read(str, error.get("message"), "error.message"),
+        "; ".join(message),
         status=status,
         code=str(error.get("code", "")),
         param=read(cast(type[str | None], str | None), error.get("param"), "error.param"),
         row=None if row is None else read(WitnessRow, row, "row"),
-        workers=read_many(of_worker, body.get("workers", []), "workers") if of_worker else (),
+        workers=workers,
         sessions=read_many(str, body.get("sessions", []), "sessions"),
     )
 

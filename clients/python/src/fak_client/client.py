@@ -365,7 +365,11 @@ class Rollout(Statement):
 
     def __enter__(self) -> Rollout:
         """Begins it."""
-        self.begun = self._client.run(self._begin)
+        try:
+            self.begun = self._client.run(self._begin)
+        except BaseException as error:
+            self._not_begun(error, self._holder)
+            raise
         return self
 
     def wake_weights(self) -> tuple[Ended, ...]:

@@ -133,40 +133,40 @@ class Event:
     row: WitnessRow
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RolloutResult:
-    """How a rollout verb ended on one worker."""
+    """How a rollout verb ended on one worker. Of one whose ledger failed, nothing more is known."""
 
     worker: str
     outcome: Outcome
-    phase: Phase
+    phase: Phase | None = None
     #: Whose rollout holds it now.
-    held_by: str | None
+    held_by: str | None = None
     #: A word.
     reason: str
-    #: A text, where there is more to say than the reason.
-    error: str | None
+    #: A text, where it is not done.
+    error: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Begun(RolloutResult):
     """How `begin` ended on one worker."""
 
     #: Asleep by answer and by observation, and nothing runs: what a trainer may rely on.
-    gpu_free: bool
+    gpu_free: bool = False
     #: Requests that the engine said it runs; `None` where it did not say.
-    running: int | None
-    row: WitnessRow | None
+    running: int | None = None
+    row: WitnessRow | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Ended(RolloutResult):
     """How `end` ended on one worker."""
 
-    serving: bool
-    canary: Canary
-    weight_version: str | None
-    rows: tuple[WitnessRow, ...]
+    serving: bool = False
+    canary: Canary = "not_run"
+    weight_version: str | None = None
+    rows: tuple[WitnessRow, ...] = ()
 
 
 @dataclass(frozen=True)

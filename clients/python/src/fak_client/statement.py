@@ -6,11 +6,13 @@ and held.
 
 import logging
 
-from .errors import LeftAsleep
+from .errors import Answered, LeftAsleep, Unreachable
 from .model import Begun, Ended
 from .words import Weights
 
 log = logging.getLogger("fak_client")
+#: Who holds workers for a rollout that names nobody.
+DEFAULT_HOLDER = "rollout"
 
 
 class Statement:
@@ -45,13 +47,26 @@ class Statement:
             )
         return self._said
 
+    def _not_begun(self, error: BaseException, holder: str | None) -> None:
+        if isinstance(error, Answered):
+            begun = (end for end in error.workers if isinstance(end, Begun))
+            self.begun = tuple(end for end in begun if end.outcome == "done")
+            if self.begun:
+                _say(error, f"{self._standing(holder)}; rollout.end() wakes them")
+        elif not (isinstance(error, Unreachable) and not error.sent):
+            told = f"a rollout of {holder or DEFAULT_HOLDER} may have begun; rollout.holds() tells"
+            _say(error, told)
+
     def _leave(self, error: BaseException, holder: str | None) -> None:
-        note = f"fak: {self._standing(holder)}; rollout.end() wakes them"
-        log.warning("%s, after %s in the block", note, type(error).__name__)
-        if hasattr(error, "add_note"):  # Python 3.11
-            error.add_note(note)
+        _say(error, f"{self._standing(holder)}; rollout.end() wakes them")
 
     def _standing(self, holder: str | None) -> str:
         names = ", ".join(result.worker for result in self.begun) or "no worker"
-        held = {result.held_by for result in self.begun} - {None} or {holder or "rollout"}
-        return f"{names} left asleep, held by {', '.join(sorted(map(str, held)))}"
+        held = {result.held_by or holder or DEFAULT_HOLDER for result in self.begun}
+        return f"{names} left asleep, held by {', '.join(sorted(held))}"
+
+
+def _say(error: BaseException, told: str) -> None:
+    log.warning("%s: %s", type(error).__name__, told)
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(f"fak: {told}")
