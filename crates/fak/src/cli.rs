@@ -347,6 +347,28 @@ mod tests {
     }
 
     #[test]
+    fn the_settings_file_in_the_help_is_one_and_has_the_defaults() {
+        use crate::config::serve::{Flags, Raw};
+        let (_, file) = SERVE_HELP.split_once("with the defaults:\n").expect("it is in the help");
+        let resolve = |file: &str| {
+            let raw: Raw = toml::from_str(file).expect("TOML");
+            let lookup = |name: &str| (name == "ALICE_KEY").then(|| "sk-1".into());
+            raw.resolve(Flags::default(), &lookup, 0).expect("right").to_json()["settings"].take()
+        };
+        let (told, named) = (
+            resolve(file),
+            resolve(
+                "db = \"sqlite:x\"\n[[worker]]\nid = \"a\"\n\
+            url = \"http://h\"",
+            ),
+        );
+        for (name, setting) in told.as_object().expect("settings") {
+            let is_default = name == "db" || setting["value"] == named[name]["value"];
+            assert!(is_default && setting["from"] == "file", "{name}: {setting}");
+        }
+    }
+
+    #[test]
     fn bad_usage_is_told_from_help() {
         for args in [&[][..], &["run"], &["run", "--trace", "t", "--engine", "x"], &["walk"]] {
             assert!(!read(args).expect_err("wrong").asked, "{args:?}");
