@@ -3,6 +3,8 @@
 //! vLLM's block hashes do not cover the weights, and cover the salt. Invariant: a request goes to a
 //! worker that may hold KV of other weights only with a salt that no request had there under those
 //! weights; one whose salt cannot be written, or for whose worker none is known, does not go there.
+//! A request that a worker had already when its weights changed goes on with the salt that it was
+//! sent with, and may reuse KV of before: its answer is [of mixed weights](super::weights).
 
 use std::sync::Arc;
 

@@ -39,7 +39,10 @@ impl Dispatched {
     pub(super) fn moved(&self) -> Option<Weights> {
         let snapshot = self.fleet.snapshot();
         let now = snapshot.workers.get(self.number)?.state.weights();
-        (now != self.weights).then_some(now)
+        let then = &self.weights;
+        // A version that was told late is no other one.
+        let is_other = then.version.is_some() && now.version != then.version;
+        (is_other || now.epoch != then.epoch).then_some(now)
     }
 
     /// What a header says of an answer that is mixed so far.

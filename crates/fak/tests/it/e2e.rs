@@ -11,7 +11,7 @@
 mod crash;
 mod peer;
 mod phases;
-mod process;
+pub(crate) mod process;
 mod restart;
 mod start;
 mod stop;

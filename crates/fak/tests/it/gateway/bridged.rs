@@ -39,7 +39,11 @@ impl Bridged {
     }
 
     pub(crate) async fn with(sim: SimConfig, gateway: gateway::Config) -> Self {
-        let sim = Sim::start(sim, Binds::default()).await.unwrap();
+        Self::over(Sim::start(sim, Binds::default()).await.unwrap(), gateway).await
+    }
+
+    /// Over an engine that somebody else has had before.
+    pub(crate) async fn over(sim: Sim, gateway: gateway::Config) -> Self {
         let endpoints = Endpoints::new(&sim.base_url()).unwrap();
         let engine = Engine::new(Client::new(None, Timeouts::default()).unwrap(), endpoints);
         let fleet = Fleet::new([Worker { id: "w0".into(), engine, door: Door::new() }]);

@@ -3,15 +3,16 @@
 use fak::engine::{Isolation, Stamp};
 use fak::gateway::{self, WeightsSalt};
 use fak::lifecycle::Request;
-use fak_kernel::TierSet;
 use fak_kernel::witness::Move;
-use fak_sim::{Connector, RouteFault, SimConfig};
+use fak_kernel::{Tier, TierSet};
+use fak_sim::{Binds, Connector, RouteFault, Sim, SimConfig};
 use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::bridged::{Bridged, COMPLETIONS};
 use super::rig::{MODEL, PATIENT, Rig, chat, next, setup, whole};
 use super::routing::{hold, prompt};
+use crate::e2e::process::behind_with;
 use crate::engine::peer::{self, Peer, Reply};
 
 const VERSION: &str = "x-fak-weight-version";
@@ -92,6 +93,32 @@ async fn an_unknown_version_is_not_told_and_no_engine_speaks_for_fak() {
     let answer = rig.post("/v1/chat/completions", &chat(false)).await;
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
     assert_eq!((answer.header(VERSION), answer.header(MIXED)), (None, None));
+}
+
+#[tokio::test]
+async fn a_version_that_is_told_late_is_no_change_of_weights_and_one_without_a_name_is() {
+    for (epoch, mixed) in [(None, None), (Some(7), Some("unnamed"))] {
+        let (steps, replies) = tokio::sync::mpsc::channel(1);
+        let replies = std::sync::Mutex::new(Some(replies));
+        let mut peer =
+            Peer::start(move |_| Reply::Steps(replies.lock().unwrap().take().unwrap())).await;
+        let rig = Rig::over(&[peer.url()]).await;
+        if epoch.is_some() {
+            rig.state(0, |state| state.weight_version = Some("v1".into()));
+        }
+        let body = chat(false);
+        let asked = rig.post("/v1/chat/completions", &body);
+        let told = async {
+            peer.request().await;
+            rig.state(0, |state| {
+                (state.weight_version, state.weights_epoch) = (Some("v1".into()), epoch);
+            });
+            steps.send(peer::json("200 OK", "{}")).await.unwrap();
+        };
+        let (answer, ()) = tokio::join!(asked, told);
+        assert_eq!(answer.header(MIXED), mixed);
+        rig.counted(MIXED_TOTAL, u64::from(mixed.is_some())).await;
+    }
 }
 
 /// The salt of a request on weights of this name.
@@ -297,4 +324,29 @@ async fn weights_that_change_before_the_request_enters_are_the_ones_in_its_salt(
     rig.state(0, |state| state.standing.stale = TierSet::NONE);
     let answer = rig.post(COMPLETIONS, &prompt(&(0..100).collect::<Vec<u32>>())).await;
     assert_eq!(answer.header("x-fak-warm-tokens"), Some("gpu=96"));
+}
+
+/// A store that outlives its engine has what that one put there, with the weights that it had.
+#[tokio::test]
+async fn a_process_with_another_version_does_not_reach_what_outlived_the_one_before() {
+    for (connector, is_stale) in [(Connector::Mooncake, true), (Connector::Offloading, false)] {
+        let config = SimConfig { connector, ..SimConfig::default() };
+        let sim = Sim::start(config, Binds::default()).await.unwrap();
+        let named = json!({"new_version": "v2"}).to_string();
+        behind_with(&sim, "/update_weight_version", named).await;
+        let mut bridged = Bridged::over(sim, gateway::Config::default()).await;
+        let (text, tokens) = (text(), bridged.sim.tokenize(&text()));
+        bridged.ask_salted(&text, None).await;
+        bridged.sim.set_checkpoint(8);
+        bridged.sim.restart().await.unwrap();
+        bridged.lifecycle.look("w0").await.unwrap();
+        let state = bridged.rig.fleet.snapshot().workers[0].state.clone();
+        assert_eq!(state.weight_version.as_deref(), Some("default"));
+        assert_eq!(state.standing.stale.has(Tier::Remote), is_stale, "{connector:?}");
+        assert_eq!(bridged.sim.holds(&tokens, None).stale > 0, is_stale, "{connector:?}");
+        let (_, claimed, cached) = bridged.claimed_and_cached(&text).await;
+        assert_eq!((claimed.as_str(), cached), ("0", 0), "{connector:?}");
+        let salted = bridged.rig.count("fak_requests_weight_salted_total");
+        assert_eq!(salted, u64::from(is_stale), "{connector:?}");
+    }
 }
