@@ -51,7 +51,8 @@ struct Begin {
     /// How long requests may take to end, in milliseconds.
     #[arg(long, value_name = "MS")]
     drain_ms: Option<u64>,
-    /// Record what the engine answers to fixed prompts, to compare after the wake.
+    /// Record what the engine answers to fixed prompts, to compare after the wake. Requests that
+    /// run beside them (abort, keep) can change an answer.
     #[arg(long)]
     canary: bool,
 }

@@ -67,7 +67,9 @@ pub(super) struct With<'a> {
 impl Owner {
     /// Does an action, or says why not.
     pub(super) async fn act(&mut self, request: Request) -> Result<Row, Error> {
+        self.is_ending = request.force;
         let row = self.acted(request).await;
+        self.is_ending = false;
         self.show().await;
         row
     }

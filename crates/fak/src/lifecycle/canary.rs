@@ -2,7 +2,9 @@
 //!
 //! A fixed prompt, greedy, goes to each route and model that answers it: before the sleep, and
 //! again after the wake, before anybody else's request. What it costs: some sixteen tokens a route,
-//! one after the other. It says nothing of weights that are meant to be others.
+//! one after the other. It says nothing of weights that are meant to be others; and where requests
+//! were kept through the sleep, an engine whose numbers depend on who shares a batch may answer
+//! otherwise for that reason alone.
 //!
 //! Invariant: a route that answered before and does not now, or answers otherwise, is a mismatch;
 //! and a salt of its own keeps each prompt out of everybody's cache, this one's earlier ones

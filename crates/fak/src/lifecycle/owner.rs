@@ -78,6 +78,8 @@ pub struct Owner {
     /// Who has the worker.
     pub(super) hold: Option<store::Hold>,
     pub(super) is_recalled: bool,
+    /// The hold ends with what is done now, where that leaves the worker serving.
+    pub(super) is_ending: bool,
     /// The level of the sleep that fak put it into, while it lasts.
     pub(super) slept: Option<Level>,
     /// Until it has ended, nobody is shown the ranks.
@@ -120,6 +122,7 @@ impl Owner {
             versions: Versions::default(),
             hold: None,
             is_recalled: false,
+            is_ending: false,
             slept: None,
             recovery: Recovery::default(),
             inheritance: Inheritance::default(),
@@ -441,7 +444,9 @@ impl Owner {
 
     /// What a verdict says, for the ledger.
     pub(super) fn outcome(&self, verdict: &Verdict, answered: Value, observed: Value) -> Outcome {
-        outcome(verdict, self.state.weight_version.as_deref(), answered, observed)
+        let outcome = outcome(verdict, self.state.weight_version.as_deref(), answered, observed);
+        let takes_requests = self.hold.is_none() || self.is_ending;
+        Outcome { serving: outcome.serving && takes_requests, ..outcome }
     }
 
     pub(super) fn new_intent(&self, mv: Move, session: Option<String>, asked: Value) -> NewIntent {

@@ -247,7 +247,9 @@ impl Owner {
     /// Brings the worker back, and lets it go where it is proven to serve.
     pub(super) async fn end(&mut self, end: End) -> Result<Ended, Error> {
         let mut rows = Vec::new();
+        self.is_ending = !end.is_weights_only;
         let ended = self.ended(&end, &mut rows).await;
+        self.is_ending = false;
         let is_done = ended.as_ref().is_ok_and(|(ending, _)| *ending == Ending::Done);
         if is_done && !end.is_weights_only {
             self.let_go().await?;

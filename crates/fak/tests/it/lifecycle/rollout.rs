@@ -61,6 +61,7 @@ async fn a_worker_is_its_holders_from_the_sleep_until_it_serves_again() {
         (Ending::Done, Phase::Serving, Canary::NotRun)
     );
     assert!(ended.is_serving && ended.held_by.is_none() && ended.rows.len() == 1);
+    assert!(ended.rows[0].serving);
     assert!(!rig.worker().door.is_shut());
     rig.warm(&prompt(2)).await;
 }
@@ -82,7 +83,8 @@ async fn others_are_refused_while_a_worker_is_held_and_a_forced_action_that_serv
     assert_eq!(given.held_by.as_deref(), Some("trainer"));
     // Its holder may act, and still holds it.
     let own = Request { holder: Some("trainer".to_owned()), ..Request::new(wake()) };
-    assert_eq!(rig.lifecycle.act("w", own).await.unwrap().phase, Phase::Serving);
+    let row = rig.lifecycle.act("w", own).await.unwrap();
+    assert_eq!((row.phase, row.serving), (Phase::Serving, false), "it takes no requests");
     assert!(!rig.state().is_serving() && rig.worker().door.is_shut());
     let forced = Request { force: true, ..Request::new(wake()) };
     rig.lifecycle.act("w", forced).await.unwrap();
@@ -97,6 +99,8 @@ async fn a_worker_that_somebody_else_wakes_stays_its_holders() {
     rig.look().await;
     assert_eq!(rig.state().phase(), Phase::Serving);
     assert!(!rig.state().is_serving() && rig.worker().door.is_shut());
+    let row = rig.last_row().await;
+    assert_eq!((row.action.as_str(), row.phase, row.serving), ("drift", Phase::Serving, false));
     let back = ended(&rig, end(Weights::Loaded)).await;
     assert_eq!((back.ending, back.is_serving), (Ending::Done, true), "{back:?}");
     let actions: Vec<_> = back.rows.iter().map(|row| row.action.as_str()).collect();
