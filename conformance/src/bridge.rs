@@ -4,6 +4,7 @@
 
 mod checks;
 mod kept;
+mod rollout;
 mod scenes;
 
 use std::io::Write;

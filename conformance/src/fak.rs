@@ -24,6 +24,9 @@ const READY: Duration = Duration::from_secs(30);
 /// Most lines of its log that are shown when something went wrong.
 const LOG_LINES_SHOWN: usize = 40;
 
+/// Lines of its log before an error that are shown with it.
+const ERROR_LINES_BEFORE: usize = 5;
+
 /// How a gateway is set up. What is left out of `fak.toml` has fak's own default.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -126,10 +129,14 @@ impl Fak {
         lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n")
     }
 
-    /// What it logged as errors.
+    /// What it logged as errors, each after the lines that came before it.
     pub fn errors(&self) -> Vec<String> {
         let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
-        log.lines().filter(|line| line.contains(" ERROR ")).map(str::to_owned).collect()
+        let lines: Vec<_> = log.lines().collect();
+        let errors = lines.iter().enumerate().filter(|(_, line)| line.contains(" ERROR "));
+        let told =
+            |(at, _): (usize, _)| lines[at.saturating_sub(ERROR_LINES_BEFORE)..=at].join("\n     ");
+        errors.map(told).collect()
     }
 
     /// `POST /fak/v1/{on}/{action}`, where `on` is `workers/ID` or `sessions/ID`.

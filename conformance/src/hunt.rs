@@ -44,6 +44,8 @@ pub struct Hunt {
     pub restarts: u32,
     /// Whether weights change.
     pub trains: bool,
+    /// Whether each turn is told on stderr.
+    pub tells: bool,
     /// Pause between two looks of fak's at a worker.
     pub probe_every_ms: u64,
     /// First byte of an answer before fak looks at its worker.
@@ -54,13 +56,33 @@ impl Hunt {
     /// For simulated engines, which do everything at once.
     pub fn simulated(seed: u64, steps: usize) -> Self {
         let (workers, restarts, trains) = (2, 4, true);
-        Self { seed, steps, workers, restarts, trains, probe_every_ms: 50, first_byte_ms: 100 }
+        let tells = false;
+        Self {
+            seed,
+            steps,
+            workers,
+            restarts,
+            trains,
+            tells,
+            probe_every_ms: 50,
+            first_byte_ms: 100,
+        }
     }
 
     /// For a real engine.
     pub fn real(seed: u64, steps: usize) -> Self {
         let (workers, restarts, trains) = (1, 1, true);
-        Self { seed, steps, workers, restarts, trains, probe_every_ms: 100, first_byte_ms: 500 }
+        let tells = false;
+        Self {
+            seed,
+            steps,
+            workers,
+            restarts,
+            trains,
+            tells,
+            probe_every_ms: 100,
+            first_byte_ms: 500,
+        }
     }
 
     /// Hunts with several gateways at once, each with engines of its own and a part of the steps.

@@ -30,6 +30,9 @@ struct Options {
     /// turn
     #[arg(long)]
     keep_tier: bool,
+    /// Tells each turn on stderr, with its time
+    #[arg(long)]
+    tell: bool,
     /// A built fak; without it, one is built
     #[arg(long, value_name = "PATH")]
     fak: Option<PathBuf>,
@@ -53,11 +56,13 @@ fn main() -> anyhow::Result<ExitCode> {
     let started = std::time::Instant::now();
     let tally = match options.engine {
         Engine::Sim => {
-            Hunt::simulated(seed, options.steps).run(&binary, options.lanes, simulated)?
+            let hunt = Hunt::simulated(seed, options.steps);
+            Hunt { tells: options.tell, ..hunt }.run(&binary, options.lanes, simulated)?
         }
         Engine::Vllm => {
             let keeps = if options.keep_tier { Profile::KeepTier } else { Profile::Offload };
-            Hunt::real(seed, options.steps).run(&binary, 1, |_| (Vllm::default(), keeps))?
+            let hunt = Hunt::real(seed, options.steps);
+            Hunt { tells: options.tell, ..hunt }.run(&binary, 1, |_| (Vllm::default(), keeps))?
         }
     };
     writeln!(out, "{tally}, {} s", started.elapsed().as_secs())?;

@@ -23,11 +23,12 @@ impl<T: Target> Bridge<T> {
         self.keep_with_other_weights("loaded", "11-13 +5").await?;
         self.keep_with_other_weights("changed", "21-23 +5").await?;
         self.keep_under_a_running_request("31-33 +5").await?;
+        self.rollout_scenes().await?;
         self.no_claim_was_over().await
     }
 
     /// A prompt that is proven on both tiers.
-    async fn warm_on_both(&mut self, scene: &str, prompt: &str) -> anyhow::Result<Ask> {
+    pub(super) async fn warm_on_both(&mut self, scene: &str, prompt: &str) -> anyhow::Result<Ask> {
         let ask = ask_for(prompt, None)?;
         self.store(&ask, "cpu").await?;
         self.warms(scene, &ask).await?;
@@ -161,7 +162,7 @@ impl<T: Target> Bridge<T> {
 
     /// Other weights for the simulator; on a real engine, whose model is the only one there is,
     /// the same once more.
-    async fn reload_weights(&self) -> anyhow::Result<()> {
+    pub(super) async fn reload_weights(&self) -> anyhow::Result<()> {
         let call = post("/collective_rpc", &json!({"method": "reload_weights"}));
         let answer = self.client.call(&call, ENGINE_DEADLINE).await?;
         anyhow::ensure!(answer.status == 200, "{}", String::from_utf8_lossy(&answer.body));

@@ -86,7 +86,7 @@ impl<T: Target> Bridge<T> {
         self.turns_others_away(scene, ask).await
     }
 
-    async fn turns_others_away(&mut self, scene: &str, ask: &Ask) -> anyhow::Result<()> {
+    pub(super) async fn turns_others_away(&mut self, scene: &str, ask: &Ask) -> anyhow::Result<()> {
         let other = Ask { session: None, ..ask.clone() };
         let other = self.fak.complete(&other).await?;
         let holds = other.status == 503 && other.has_retry_after && other.worker.is_empty();

@@ -1,7 +1,8 @@
 //! One gateway, its engines, and what is done to them.
 
+use std::io::Write as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use fak_sim::Reused;
@@ -122,6 +123,9 @@ impl<T: Target> Lane<T> {
             let turn = self.draw.turn();
             self.turns_since_accident =
                 if turn.is_accident() { 0 } else { self.turns_since_accident + 1 };
+            if self.hunt.tells {
+                self.tell(&turn)?;
+            }
             self.turn(&turn).await.with_context(|| format!("{turn:?}"))?;
             self.explain(JUDGED_AFTER).await?;
         }
@@ -136,6 +140,20 @@ impl<T: Target> Lane<T> {
         }
         self.explain(Duration::ZERO).await?;
         self.tally.audit(&self.fak.metrics().await?, &self.fak.errors());
+        Ok(())
+    }
+
+    /// Says what comes next, by the clock of fak's log: UTC.
+    fn tell(&self, turn: &Turn) -> anyhow::Result<()> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+        let (day, millis) = (now.as_secs() % 86_400, now.subsec_millis());
+        let (hour, minute, second) = (day / 3_600, day / 60 % 60, day % 60);
+        let (seed, step) = (self.hunt.seed, self.tally.steps);
+        let mut out = std::io::stderr().lock();
+        writeln!(
+            out,
+            "{hour:02}:{minute:02}:{second:02}.{millis:03} seed {seed}, step {step}: {turn:?}"
+        )?;
         Ok(())
     }
 
