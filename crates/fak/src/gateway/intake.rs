@@ -18,7 +18,7 @@ use super::body::Whole;
 use super::dispatch::Job;
 use super::error::Problem;
 use super::keys::Caller;
-use super::salts::takes_salt;
+use super::salts::{may_take_salt, takes_salt};
 use super::{Shared, headers, models};
 use crate::engine::{Data, Identity, Isolation};
 use crate::sessions::Turn;
@@ -119,7 +119,7 @@ impl Shared {
         }
         // Routes that compute no prefix have no salt; those whose body vLLM takes no salt in cannot
         // be kept apart.
-        let Some(fields) = draft.fields.as_mut().filter(|_| takes_salt(route)) else {
+        let Some(fields) = draft.fields.as_mut().filter(|_| may_take_salt(route)) else {
             let has_prefix = matches!(route, Data::Messages);
             return if has_prefix { Err(Problem::Isolation) } else { Ok(()) };
         };

@@ -26,9 +26,15 @@ pub enum WeightsSalt {
     Version,
 }
 
-/// Whether vLLM takes a salt in the bodies of this route.
+/// Whether every vLLM takes a salt in the bodies of this route.
 pub(super) fn takes_salt(route: Data) -> bool {
     matches!(route, Data::ChatCompletions | Data::Completions | Data::Responses)
+}
+
+/// Whether vLLM may take a salt in the bodies of this route: of those that pool, 0.32.0 does
+/// (source), and an older one that does not ignores it. They have prefixes in the cache, too.
+pub(super) fn may_take_salt(route: Data) -> bool {
+    takes_salt(route) || matches!(route, Data::Embeddings | Data::Score | Data::Rerank)
 }
 
 /// Whether a worker may hold KV of other weights than it computes with.

@@ -241,8 +241,14 @@ async fn tenants_have_salts_of_their_own_and_clients_none() {
     assert_ne!(salts[0], salts[1]);
     assert!(!salts.contains(&"mine".to_owned()));
     assert_eq!(rig.count("fak_requests_salted_total"), 4);
-    // What vLLM takes no salt in would share one cache.
     let headers = [("authorization", "Bearer ka")];
+    for path in ["/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank"] {
+        let body = json!({"model": MODEL, "cache_salt": "mine", "priority": 9}).to_string();
+        assert_eq!(rig.post_with(path, &headers, &body).await.status, StatusCode::OK);
+        let sent = peer.request().await.json();
+        assert_eq!(sent, json!({"model": MODEL, "cache_salt": salts[0]}), "{path}");
+    }
+    // What vLLM takes no salt in would share one cache.
     let body = json!({"model": MODEL, "messages": []}).to_string();
     let answer = rig.post_with("/v1/messages", &headers, &body).await;
     assert_eq!(
