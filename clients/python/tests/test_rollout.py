@@ -68,10 +68,13 @@ def test_a_block_ends_as_was_said(kept: Client, keeper: process.Gateway) -> None
     assert again.warm == f"cpu={again.cached}"
 
 
-def test_a_canary_is_recorded_and_compared(kept: Client) -> None:
-    with kept.rollout(canary=True) as rollout:
+def test_a_canary_is_recorded_and_compared(kept: Client, keeper: process.Gateway) -> None:
+    ask(keeper.url)
+    with kept.rollout(keep_tier=True, canary=True) as rollout:
         rollout.same()
     assert [end.canary for end in rollout.ended] == ["same"]
+    again = ask(keeper.url)
+    assert (again.cached > 0, again.warm) == (True, f"cpu={again.cached}")
     with kept.rollout(canary=True) as rollout:
         rollout.wake_weights()
         rollout.loaded("v8")

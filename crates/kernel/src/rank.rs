@@ -322,6 +322,13 @@ impl Rank {
         self.fence.is_open()
     }
 
+    /// Whether what the connector's tiers hold is in doubt until a batch more was taken: a clear
+    /// was seen that may have been somebody else's.
+    #[must_use]
+    pub fn is_contested(&self) -> bool {
+        self.fence.is_contested()
+    }
+
     /// The last batch taken.
     #[must_use]
     pub fn cursor(&self) -> Option<u64> {

@@ -134,6 +134,12 @@ impl Fold {
         self.rank.is_settled()
     }
 
+    /// Whether what the connector's tiers hold is in doubt until a batch more was folded.
+    #[must_use]
+    pub fn is_contested(&self) -> bool {
+        self.rank.is_contested()
+    }
+
     /// The last batch that was folded.
     #[must_use]
     pub fn last_seq(&self) -> Option<u64> {

@@ -41,6 +41,8 @@ pub struct Status {
     pub trust: Trust,
     /// Whether the last action is settled.
     pub is_settled: bool,
+    /// Whether what the connector's tiers hold is in doubt until a batch more was folded.
+    pub is_contested: bool,
     /// The last batch that was folded.
     pub last_seq: Option<u64>,
     /// The marker that the kernel wants sent, if one is.
@@ -260,6 +262,7 @@ fn status_of(fold: &Fold, marker: Option<u64>) -> Status {
     Status {
         trust: fold.trust(),
         is_settled,
+        is_contested: fold.is_contested(),
         last_seq: fold.last_seq(),
         marker: marker.filter(|_| !is_settled),
     }

@@ -23,6 +23,15 @@ impl Owner {
                             return;
                         }
                     }
+                    // The clear was taken in while the action ran, as where a canary had the engine
+                    // take a step: the next step's batch tells whose it was.
+                    _ if status.is_contested => {
+                        let request = marker::Request::new(target.block_size);
+                        marker::post(target, rank, &request).await;
+                        if rank.wait_for(|s| !s.is_contested).await.is_err() {
+                            return;
+                        }
+                    }
                     _ => return,
                 }
             }

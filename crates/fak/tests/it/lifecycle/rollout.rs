@@ -249,6 +249,19 @@ async fn an_engine_that_names_another_version_than_its_holder_is_believed_and_to
     assert_eq!((last.action.as_str(), last.weight_version.as_deref()), ("weights", Some("v7")));
 }
 
+#[tokio::test]
+async fn a_canary_takes_no_claim_from_a_tier_that_was_kept() {
+    let rig = Rig::with(keeping()).await;
+    rig.warm(&prompt(1)).await;
+    rig.sim.at_rest().await;
+    let held = rig.sim.holds(&prompt(1), None).cpu;
+    assert!(held > 0);
+    begun(&rig, Begin { keep_tier: true, canary: true, ..begin() }).await;
+    let back = ended(&rig, end(Weights::Same)).await;
+    assert_eq!((back.ending, back.canary), (Ending::Done, Canary::Same), "{back:?}");
+    assert_eq!(rig.claim_on(&prompt(1), Tier::Cpu), held);
+}
+
 fn keeping() -> SimConfig {
     let (connector, profile) = (Connector::Offloading, Profile::KeepTier);
     SimConfig { connector, profile, ..SimConfig::default() }
