@@ -12,6 +12,7 @@ mod inherited;
 mod learn;
 mod marker;
 mod owner;
+mod planted;
 mod probe;
 mod recovery;
 mod rollout;

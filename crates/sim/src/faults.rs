@@ -21,6 +21,9 @@ pub enum RouteFault {
     /// Answers 200 with `{"success":false}`, as a reset does while blocks are in use. The action
     /// is not carried out.
     Decline,
+    /// Answers 200 with `{"success":true}`, as for a connector that cannot reset. The action is not
+    /// carried out.
+    Pretend,
 }
 
 /// How a stream is cut.

@@ -13,8 +13,9 @@ use fak_kernel::{Evidence, Phase};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::canary::{self, Check};
+use super::canary::{self, Asks};
 use super::owner::Owner;
+use super::planted::Planted;
 use super::probe::Look;
 use super::rows::{new_intent, outcome, told};
 use super::{Error, Request, translate, weights};
@@ -53,6 +54,15 @@ impl Refuser {
         let outcome = outcome(&verdict, weight_version, Value::Null, Value::Null);
         Ok(self.store.note(intent, outcome).await?)
     }
+}
+
+/// What an engine that is awake is asked before anybody else asks it.
+pub(super) struct Check {
+    /// Fixed prompts, for its answers.
+    pub(super) asks: Option<Asks>,
+    /// A prompt from before its sleep, for where its blocks come from; and whether they are
+    /// believed to be in a connector's tier.
+    pub(super) planted: Option<(bool, Planted)>,
 }
 
 /// What a call comes with beside its plan.
@@ -255,8 +265,14 @@ impl Owner {
     pub(super) async fn check(&self, check: &Check, observed: &mut Observed, shown: &mut Value) {
         let seen = Seen::read(observed, &self.state.capabilities);
         let Observed::State(state) = observed else { return };
-        if seen == Seen::Serving {
-            let found = check.run(&self.canary_target()).await;
+        if seen != Seen::Serving {
+            return;
+        }
+        if let Some((is_expected, planted)) = &check.planted {
+            (*state, shown["planted"]) = self.dig(planted, *is_expected, *state).await;
+        }
+        if let Some(asks) = &check.asks {
+            let found = asks.run(&self.canary_target()).await;
             *state = State { canary: found.is_as_before(), ..*state };
             shown["canary"] = found.json();
         }

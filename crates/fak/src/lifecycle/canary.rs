@@ -80,14 +80,14 @@ impl Record {
 }
 
 /// What to make of an engine's answers after a wake.
-pub(super) struct Check {
+pub(super) struct Asks {
     /// What it answered before, where that was recorded.
     pub(super) before: Option<Record>,
     /// Whether it has the weights from then.
     pub(super) is_same_weights: bool,
 }
 
-impl Check {
+impl Asks {
     /// Asks the engine.
     pub(super) async fn run(&self, to: &Target<'_>) -> Found {
         let now = Record::take(to).await;

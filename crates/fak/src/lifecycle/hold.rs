@@ -4,12 +4,20 @@
 //! one the worker takes no requests, however awake its engine is; and it ends where its holder ends
 //! it, or where a forced action leaves the worker serving.
 
-use serde_json::Value;
+use serde_json::json;
 
 use super::Error;
 use super::canary::Record;
 use super::owner::Owner;
+use super::planted::Planted;
 use crate::store;
+
+/// What an engine did before it slept, to be held against what it does after.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Before {
+    pub(super) answers: Option<Record>,
+    pub(super) planted: Option<Planted>,
+}
 
 impl Owner {
     /// Asks the store, once, whose the worker is.
@@ -23,12 +31,11 @@ impl Owner {
     }
 
     /// Puts the worker into `holder`'s hands; nobody enters it from here on.
-    pub(super) async fn take_hold(
-        &mut self,
-        holder: &str,
-        canary: Option<&Record>,
-    ) -> Result<(), Error> {
-        let canary = canary.map_or(Value::Null, Record::json);
+    pub(super) async fn take_hold(&mut self, holder: &str, before: &Before) -> Result<(), Error> {
+        let canary = json!({
+            "answers": before.answers.as_ref().map(Record::json),
+            "planted": before.planted,
+        });
         self.hold = Some(self.config.store.hold_put(&self.worker.id, holder, canary).await?);
         self.show_hold();
         self.worker.door.shut();
@@ -44,6 +51,16 @@ impl Owner {
             self.show_hold();
         }
         Ok(())
+    }
+
+    /// What is known of the engine from before its sleep.
+    pub(super) fn before(&self) -> Before {
+        let Some(hold) = &self.hold else { return Before::default() };
+        let planted = serde_json::from_value(hold.canary["planted"].clone());
+        Before {
+            answers: Record::from_json(&hold.canary["answers"]),
+            planted: planted.ok().flatten(),
+        }
     }
 
     pub(super) fn is_held_by(&self, holder: &str) -> bool {

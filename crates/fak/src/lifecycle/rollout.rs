@@ -9,12 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fak_kernel::Phase;
-use fak_kernel::witness::{Level, Mode, Move, Observed, Part, Parts, Refusal, SleepState, Weights};
+use fak_kernel::witness::{
+    Level, Mode, Move, Observed, Part, Parts, Reason, Refusal, SleepState, Weights,
+};
 use serde_json::Value;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::act::{Planned, With};
-use super::canary::{Check, Outcome as Canary, Record};
+use super::act::{Check, Planned, With};
+use super::canary::{Asks, Outcome as Canary, Record};
+use super::hold::Before;
 use super::owner::Owner;
 use super::probe::Look;
 use super::rows::Ending;
@@ -160,26 +163,23 @@ impl Owner {
         let row = match self.planned(request, &look).await? {
             // It was asked before, by somebody who did not hear the answer.
             Planned::Refused(row) if self.sleeps_as_asked(begin, &look) => {
-                let recorded = self.recorded();
-                self.take_hold(&begin.holder, recorded.as_ref()).await?;
+                let before = self.before();
+                self.take_hold(&begin.holder, &before).await?;
                 *row
             }
             Planned::Refused(row) => return Ok(self.not_begun(*row)),
             Planned::Ready { request, calls, intent } => {
-                self.take_hold(&begin.holder, None).await?;
+                self.take_hold(&begin.holder, &Before::default()).await?;
                 if !self.drained(&request).await {
                     let row = self.refuse(&request, Refusal::DrainTimeout, &look).await?;
                     return Ok(self.not_begun(row));
                 }
-                if begin.canary {
-                    let record = Record::take(&self.canary_target()).await;
-                    if record.is_empty() {
-                        let why = Refusal::CanaryNotRecorded;
-                        let row = self.refuse(&request, why, &look).await?;
-                        return Ok(self.not_begun(row));
-                    }
-                    self.take_hold(&begin.holder, Some(&record)).await?;
+                let before = self.before_sleep(begin.canary, request.mv).await;
+                if begin.canary && before.answers.is_none() {
+                    let row = self.refuse(&request, Refusal::CanaryNotRecorded, &look).await?;
+                    return Ok(self.not_begun(row));
                 }
+                self.take_hold(&begin.holder, &before).await?;
                 let row = self.call(&request, &calls, intent, With::default()).await?;
                 if Ending::of(&row) != Ending::Done {
                     return Ok(self.not_begun(row));
@@ -300,6 +300,10 @@ impl Owner {
                 }
             };
             ended = push(rows, row);
+            if ended.1 == Reason::TierNotKept.as_str() {
+                // The worker serves, without what it was to keep: told, and no reason to hold it.
+                ended.0 = Ending::Done;
+            }
             if ended.0 != Ending::Done {
                 return Ok(ended);
             }
@@ -379,20 +383,33 @@ impl Owner {
         Ok(if is_waking && is_awake { (Ending::Done, ended.1) } else { ended })
     }
 
-    fn recorded(&self) -> Option<Record> {
-        self.hold.as_ref().and_then(|hold| Record::from_json(&hold.canary))
+    /// What is asked of the engine before it sleeps: its answers where they are wanted, and where a
+    /// tier is to be kept, something to find there again.
+    async fn before_sleep(&self, is_wanted: bool, mv: Move) -> Before {
+        let is_awake = self.state.phase() == Phase::Serving;
+        let planted = match mv {
+            Move::Sleep { keep_tier: true, .. } if is_awake => self.plant().await,
+            _ => None,
+        };
+        let answers = match is_wanted && is_awake {
+            true => Some(Record::take(&self.canary_target()).await),
+            false => None,
+        };
+        Before { answers: answers.filter(|record| !record.is_empty()), planted }
     }
 
     /// What the engine is to be asked once it is awake.
     fn check_for(&self, end: &End) -> Option<Check> {
-        let before = self.recorded();
+        let Before { answers: before, planted } = self.before();
         let is_wanted = end.canary.unwrap_or(before.is_some());
         let is_same_weights = match end.weights {
             Weights::Same => true,
             Weights::Unproven => self.state.standing.weights_proven,
             Weights::Loaded | Weights::Changed => false,
         };
-        is_wanted.then_some(Check { before, is_same_weights })
+        let asks = is_wanted.then_some(Asks { before, is_same_weights });
+        let planted = planted.map(|planted| (self.is_believed_kept(&planted), planted));
+        (asks.is_some() || planted.is_some()).then_some(Check { asks, planted })
     }
 
     /// Other weights are there by what a caller says, and no version moved: they have their row for

@@ -284,6 +284,9 @@ async fn case_32_a_tier_kept_for_a_rollout_comes_back_with_the_same_weights_and_
         assert_eq!(back.rows[0].tiers.get(Tier::Cpu), Some(kv), "{weights:?}");
         assert_eq!(rig.sim.holds(&prompt(1), None).cpu > 0, held, "{weights:?}");
         assert_eq!(rig.claim_on(&prompt(1), Tier::Cpu) > 0, held, "{weights:?}");
+        let planted = &back.rows[0].observed["planted"];
+        assert_eq!(planted["connector"].as_f64().unwrap() > 0.0, held, "{planted}");
+        assert_eq!((&planted["gpu"], &planted["expected"]), (&0.0.into(), &true.into()));
     }
     let stock = Rig::start().await;
     let began = begun(&stock, Begin { keep_tier: true, ..begin() }).await;
@@ -292,6 +295,35 @@ async fn case_32_a_tier_kept_for_a_rollout_comes_back_with_the_same_weights_and_
     assert!(began.held_by.is_none() && stock.state().is_serving());
     let evicting = Begin { keep_tier: true, allow_evict: true, ..begin() };
     assert_eq!(begun(&stock, evicting).await.ending, Ending::Done);
+}
+
+#[tokio::test]
+async fn a_tier_that_was_evicted_all_the_same_is_found_empty_before_anything_is_claimed() {
+    let rig = Rig::with(keeping()).await;
+    rig.warm(&prompt(1)).await;
+    rig.sim.at_rest().await;
+    begun(&rig, Begin { keep_tier: true, ..begin() }).await;
+    assert!(rig.claim_on(&prompt(1), Tier::Cpu) > 0, "it was kept");
+    rig.post("/reset_prefix_cache?reset_external=true").await;
+    let back = ended(&rig, end(Weights::Same)).await;
+    assert_eq!((back.ending, &*back.reason), (Ending::Done, "tier_not_kept"), "{back:?}");
+    assert_eq!(back.rows[0].tiers.get(Tier::Cpu), Some(Disposition::Forgotten));
+    assert!(back.is_serving);
+    assert_eq!(rig.claim(&prompt(1)), 0);
+}
+
+#[tokio::test]
+async fn a_reset_that_did_not_reach_the_tier_keeps_new_weights_from_serving() {
+    let rig = Rig::with(keeping()).await;
+    begun(&rig, Begin { keep_tier: true, ..begin() }).await;
+    rig.sim.faults().route("/reset_prefix_cache", RouteFault::Pretend, 1);
+    let back = ended(&rig, end(Weights::Loaded)).await;
+    assert_eq!((back.ending, &*back.reason), (Ending::Failed, "not_achieved"), "{back:?}");
+    assert!(!back.is_serving && back.held_by.is_some());
+    rig.look().await;
+    assert!(!rig.state().is_serving() && rig.worker().door.is_shut());
+    let back = ended(&rig, end(Weights::Loaded)).await;
+    assert_eq!((back.ending, back.is_serving), (Ending::Done, true), "{back:?}");
 }
 
 #[tokio::test]
