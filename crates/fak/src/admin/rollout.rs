@@ -136,7 +136,7 @@ fn begun_json(worker: &str, begun: &Result<Begun, lifecycle::Error>) -> (Ending,
         "held_by": begun.held_by.as_deref(),
         "reason": begun.reason,
         "row": begun.row,
-        "error": text(begun.ending, &begun.reason, Some(&begun.row)),
+        "error": text(begun.ending, &begun.reason, Some(&begun.row), begun.held_by.as_deref()),
     });
     (begun.ending, told)
 }
@@ -156,7 +156,7 @@ fn ended_json(worker: &str, ended: &Result<Ended, lifecycle::Error>) -> (Ending,
         "held_by": ended.held_by.as_deref(),
         "reason": ended.reason,
         "rows": ended.rows,
-        "error": text(ended.ending, &ended.reason, ended.rows.last()),
+        "error": text(ended.ending, &ended.reason, ended.rows.last(), ended.held_by.as_deref()),
     });
     (ended.ending, told)
 }
@@ -171,10 +171,15 @@ fn lost(worker: &str, error: &lifecycle::Error) -> Value {
     })
 }
 
-fn text(ending: Ending, reason: &str, row: Option<&Row>) -> Option<String> {
-    match (ending, row) {
-        (Ending::Done, _) => None,
-        (Ending::Refused, Some(row)) => Some(refusal::with_way_out(reason.to_owned(), row)),
+/// For people: why a worker is not done, and what that leaves it in.
+fn text(ending: Ending, reason: &str, row: Option<&Row>, held_by: Option<&str>) -> Option<String> {
+    match (ending, row, held_by) {
+        (Ending::Done, ..) => None,
+        (Ending::Refused, Some(row), _) => Some(refusal::with_way_out(reason.to_owned(), row)),
+        (_, _, Some(holder)) => Some(format!(
+            "not proven to be done: {reason}; it takes no requests, and is held by {holder} until \
+             a rollout ends"
+        )),
         _ => Some(format!("not proven to be done: {reason}")),
     }
 }

@@ -27,6 +27,8 @@ use crate::store::{self, Row};
 
 /// Pause between two looks at a worker that went to sleep.
 const QUIET_EVERY: Duration = Duration::from_millis(100);
+/// How long it is waited for where requests are kept.
+const KEPT_WITHIN: Duration = Duration::from_secs(2);
 /// Looks in a row that have to show nothing running: one may be of before the last step.
 const QUIET_LOOKS: u32 = 2;
 
@@ -187,7 +189,10 @@ impl Owner {
                 row
             }
         };
-        let running = self.quiet(begin.drain).await?;
+        // A request that was kept reads as running until the wake, however long one waits.
+        let is_frozen = begin.mode == Mode::Keep;
+        let within = if is_frozen { begin.drain.min(KEPT_WITHIN) } else { begin.drain };
+        let running = self.quiet(within).await?;
         let is_free = self.state.phase() == Phase::Sleeping && running == Some(0);
         let (ending, reason) = match running {
             _ if is_free => (Ending::Done, "confirmed".to_owned()),

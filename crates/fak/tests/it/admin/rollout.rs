@@ -57,6 +57,8 @@ async fn case_33_a_part_of_the_fleet_is_no_success() {
     assert_eq!(began["error"]["message"], "done on 2 of 3 workers");
     assert_eq!(field(&began, "outcome"), ["done", "done", "failed"]);
     assert_eq!(field(&began, "gpu_free"), [true, true, false]);
+    let why = began["workers"][2]["error"].as_str().unwrap();
+    assert!(why.contains("failed; it takes no requests, and is held by rollout"), "{why}");
 
     rig.sims[1].faults().route("/reset_prefix_cache", RouteFault::Decline, 1);
     let body = r#"{"weights":"loaded","weight_version":"v8"}"#;
