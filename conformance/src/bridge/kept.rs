@@ -44,8 +44,9 @@ impl<T: Target> Bridge<T> {
         let sleep = ["worker", "sleep", WORKER, "--level", "1", "--keep-tier", "--json"];
         let (code, told) = self.command(&sleep).await?;
         let seen = format!("exit code {code:?}: {told}");
-        let what = "the command is refused with exit code 2";
-        self.checks.that(scene, what, code == Some(EXIT_REFUSED), &seen)?;
+        let holds = code == Some(EXIT_REFUSED) && told.contains("allow-evict");
+        let what = "the command is refused with exit code 2, and tells the way out";
+        self.checks.that(scene, what, holds, &seen)?;
         let row = json!({"action": "sleep", "phase": "serving", "kv": "preserved",
             "tiers": {"gpu": "preserved", "cpu": "preserved"}, "warm_demoted": false,
             "serving": true, "evidence": "not_sent", "reason": "keep_tier_not_proven"});

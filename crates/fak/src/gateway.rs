@@ -137,10 +137,14 @@ pub struct Contradiction {
     pub cached: u64,
 }
 
-/// Who is told when a worker lets fak down. Neither call may block.
+/// Who is told when a worker lets fak down. No call may block.
 pub trait Doubt: Send + Sync + 'static {
     /// A request fails or waits too long on `worker`: it is to be looked at.
     fn suspect(&self, worker: &Arc<str>);
+
+    /// A claim on `worker` was too high: an event may be missing that nobody missed, and its
+    /// engine is to be asked.
+    fn missed(&self, worker: &Arc<str>);
 
     /// What is believed of a rank is wrong: its worker's beliefs are to be given up.
     fn contradicted(&self, contradiction: &Contradiction);

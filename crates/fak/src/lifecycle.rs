@@ -106,7 +106,9 @@ enum Command {
     Look {
         done: oneshot::Sender<()>,
     },
-    /// A claim was higher than what the engine took from its caches, and no event says why.
+    /// A claim was higher than what the engine took from its caches: an event may be missing.
+    Missed,
+    /// The same, and no event says why.
     Contradicted {
         claimed: u32,
         cached: u64,
@@ -209,6 +211,16 @@ impl Lifecycle {
         let line = self.line(worker)?;
         line.commands.send(Command::Look { done }).await.map_err(|_| Error::Stopped)?;
         looked.await.map_err(|_| Error::Stopped)
+    }
+
+    /// Asks a worker's engine for what it published and nobody missed; nothing is believed of it
+    /// meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownWorker`], [`Error::Stopped`].
+    pub async fn missed(&self, worker: &str) -> Result<(), Error> {
+        self.line(worker)?.commands.send(Command::Missed).await.map_err(|_| Error::Stopped)
     }
 
     /// Gives up what is believed of a worker: it was contradicted by the engine itself.

@@ -118,6 +118,9 @@ pub enum Event {
     NewIncarnation,
     /// The worker vanished.
     Lost,
+    /// The engine contradicts what is believed: what it published and nobody missed is asked for,
+    /// where there is anybody to ask.
+    CatchUp,
     /// Time passed; a barrier that could not be reached is tried again.
     Tick,
 }
@@ -351,6 +354,7 @@ impl Rank {
             Event::Distrust { kv } => self.distrust(kv, &mut out),
             Event::NewIncarnation => self.start_over(&mut out),
             Event::Lost => self.lost(&mut out),
+            Event::CatchUp => self.catch_up(&mut out),
             Event::Tick => self.tick(&mut out),
         }
         self.suspend_or_restore(&mut out);
@@ -478,16 +482,6 @@ impl Rank {
         } else {
             self.missed(out);
             self.take(head, out);
-        }
-    }
-
-    /// A hole of unknown size, perhaps of none.
-    fn no_batch(&mut self, out: &mut Vec<Effect>) {
-        if !self.can_replay() {
-            self.missed(out);
-            self.cursor = None;
-        } else if self.connected {
-            self.complete_by_replay(out);
         }
     }
 

@@ -16,6 +16,7 @@ use crate::runtime::Shutdown;
 #[derive(Default)]
 struct Found {
     suspects: BTreeSet<Arc<str>>,
+    missed: BTreeSet<Arc<str>>,
     contradicted: BTreeMap<Arc<str>, Contradiction>,
 }
 
@@ -33,6 +34,12 @@ impl Doubt for Findings {
         });
     }
 
+    fn missed(&self, worker: &Arc<str>) {
+        self.put(|found| {
+            found.missed.insert(Arc::clone(worker));
+        });
+    }
+
     fn contradicted(&self, contradiction: &Contradiction) {
         let worker = Arc::clone(&contradiction.worker);
         self.put(|found| {
@@ -43,7 +50,7 @@ impl Doubt for Findings {
 
 impl Findings {
     fn put(&self, put: impl FnOnce(&mut Found)) {
-        // Two collections that are whole after each insertion, whatever panicked elsewhere.
+        // Collections that are whole after each insertion, whatever panicked elsewhere.
         put(&mut self.found.lock().unwrap_or_else(PoisonError::into_inner));
         self.more.notify_one();
     }
@@ -59,11 +66,16 @@ impl Findings {
                 () = stop.requested() => return,
                 () = self.more.notified() => {}
             }
-            let Found { suspects, contradicted } = self.take();
+            let Found { suspects, missed, contradicted } = self.take();
             // False warmth first: a look can take a while.
             for Contradiction { worker, claimed, cached, .. } in contradicted.into_values() {
                 if let Err(error) = lifecycle.contradicted(&worker, claimed, cached).await {
                     tracing::debug!(%error, "a contradiction reached nobody");
+                }
+            }
+            for worker in missed {
+                if let Err(error) = lifecycle.missed(&worker).await {
+                    tracing::debug!(%error, "a doubt reached nobody");
                 }
             }
             for worker in suspects {

@@ -3,13 +3,14 @@
 //! Invariant: a claim that was too high is a contradiction unless the index says why: since the
 //! claim was made a claimed block was taken, or demoted, though it may have been stored anew since.
 //! That some row was written in between explains nothing. Events come later than answers, so
-//! nothing is judged before they had their time.
+//! nothing is judged before they had their time; and one that nobody missed shows only with the
+//! next, so the engine is asked for it before a claim is called wrong.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fak_index::{Index, Mark, RankId};
+use fak_index::{HeldReason, Index, Mark, RankId};
 use fak_wire::openai::{CachedTokens, Usage};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
@@ -50,6 +51,13 @@ impl Verdict {
     }
 }
 
+/// Looks at a suspicion, a pause before each, until beliefs that are suspended are taken for lost.
+const LOOKS_MAX: u8 = 10;
+
+/// Looks until a claim that nothing explains is wrong. After the first the engine is asked what it
+/// published, which it answers within 0.1 s (vLLM 0.32.0, observed).
+const LOOKS_UNEXPLAINED: u8 = 3;
+
 /// Suspicions that may wait; one that does not fit is judged at once.
 const WAITING_MAX: usize = 1024;
 
@@ -74,6 +82,7 @@ struct Suspicion {
     claimed: u32,
     cached: u64,
     due: Instant,
+    looks: u8,
 }
 
 /// Where audits go; cheap to clone.
@@ -90,6 +99,7 @@ pub struct Auditor {
     judge: Judge,
     metrics: Arc<Metrics>,
     waiting: mpsc::Receiver<Suspicion>,
+    after: Duration,
 }
 
 #[derive(Clone)]
@@ -109,7 +119,7 @@ pub(super) fn audits(
     let judge = Judge { index, doubt };
     let audits =
         Audits { metrics: Arc::clone(metrics), judge: judge.clone(), waiting: sender, after };
-    (audits, Auditor { judge, metrics: Arc::clone(metrics), waiting })
+    (audits, Auditor { judge, metrics: Arc::clone(metrics), waiting, after })
 }
 
 impl Audits {
@@ -143,7 +153,8 @@ impl Audits {
                 // A claim above 0 has a prompt and a basis.
                 let (Some(prompt), Some(basis)) = (prompt, claim.basis) else { return };
                 let due = Instant::now() + self.after;
-                self.suspect(Suspicion { worker, prompt, basis, claimed, cached, due });
+                let looks = 0;
+                self.suspect(Suspicion { worker, prompt, basis, claimed, cached, due, looks });
             }
         }
     }
@@ -176,20 +187,44 @@ impl Auditor {
                     waiting.push_back(suspicion);
                 }
                 () = until_due => {
-                    let first = waiting.pop_front();
-                    first.iter().for_each(|suspicion| self.judge(suspicion));
+                    let again = waiting.pop_front().and_then(|first| self.look(first));
+                    waiting.extend(again);
                 }
             }
         }
-        waiting.iter().for_each(|suspicion| self.judge(suspicion));
+        for suspicion in &waiting {
+            self.metrics.audited(self.judge.judge(suspicion));
+        }
     }
 
-    fn judge(&self, suspicion: &Suspicion) {
-        self.metrics.audited(self.judge.judge(suspicion));
+    /// Judges a suspicion, or gives it back for another look.
+    fn look(&self, mut suspicion: Suspicion) -> Option<Suspicion> {
+        suspicion.looks += 1;
+        if !self.judge.can_tell(&suspicion) {
+            suspicion.due = Instant::now() + self.after;
+            return Some(suspicion);
+        }
+        self.metrics.audited(self.judge.judge(&suspicion));
+        None
     }
 }
 
 impl Judge {
+    /// Whether an event that explains the claim would have come by now.
+    fn can_tell(&self, suspicion: &Suspicion) -> bool {
+        let Suspicion { worker, prompt, basis: (rank, mark), claimed, looks, .. } = suspicion;
+        if self.index.held(*rank, &prompt.key()).reason == HeldReason::Suspended {
+            return *looks >= LOOKS_MAX;
+        }
+        if self.index.held_since(*rank, &prompt.key(), *mark) < *claimed {
+            return true;
+        }
+        if *looks == 1 {
+            self.doubt.missed(worker);
+        }
+        *looks >= LOOKS_UNEXPLAINED
+    }
+
     fn judge(&self, suspicion: &Suspicion) -> Verdict {
         let Suspicion { worker, prompt, basis: (rank, mark), claimed, cached, .. } = suspicion;
         let unbroken = self.index.held_since(*rank, &prompt.key(), *mark);

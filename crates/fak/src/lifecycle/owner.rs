@@ -163,6 +163,7 @@ impl Owner {
                     }
                     // Whoever asked may have left.
                     Some(Command::Ranks { done }) => drop(done.send(self.ranks.clone())),
+                    Some(Command::Missed) => self.tell(Event::CatchUp).await,
                     Some(Command::Contradicted { claimed, cached }) => {
                         self.contradicted(claimed, cached).await;
                     }

@@ -49,6 +49,24 @@ impl Rank {
         out.push(Effect::Replay { session: self.next_id, from, attempt });
     }
 
+    /// A hole of unknown size, perhaps of none.
+    pub(super) fn no_batch(&mut self, out: &mut Vec<Effect>) {
+        if !self.can_replay() {
+            self.missed(out);
+            self.cursor = None;
+        } else if self.connected {
+            self.complete_by_replay(out);
+        }
+    }
+
+    /// A publisher drops batches for a slow reader, and the hole shows with the next one only,
+    /// which an idle engine does not publish.
+    pub(super) fn catch_up(&mut self, out: &mut Vec<Effect>) {
+        if self.connected && self.can_replay() && self.session.is_none() {
+            self.complete_by_replay(out);
+        }
+    }
+
     pub(super) fn replay_batch(&mut self, session: u64, head: Head, out: &mut Vec<Effect>) {
         let Some(current) = self.session.as_mut().filter(|s| s.id == session) else { return };
         let expected = current.expects.take();

@@ -242,6 +242,26 @@ fn a_gap_suspends_until_replay_closes_it() {
 }
 
 #[test]
+fn what_nobody_missed_is_asked_for_where_a_replay_can_tell() {
+    let mut history = abc();
+    let mut shell = Shell::started(&history);
+    shell.live(&history[2].clone());
+    history.push(batch(1, 3, &[Remove("B"), Store("D")]));
+    shell.feed(Event::CatchUp);
+    assert_eq!(shell.warm(), "suspended", "until it is known");
+    shell.answer_all(&history);
+    assert_eq!(shell.warm(), "A C D");
+    shell.feed(Event::CatchUp);
+    shell.answer_all(&history);
+    assert_eq!(shell.warm(), "A C D", "nothing was missing");
+
+    let mut without = Shell::new(false);
+    without.live(&batch(1, 0, &[Store("A")]));
+    without.feed(Event::CatchUp);
+    assert_eq!(without.warm(), "A");
+}
+
+#[test]
 fn a_gap_without_replay_makes_everything_before_it_unknown() {
     let mut shell = Shell::new(false);
     shell.live(&batch(1, 10, &[Store("A")]));

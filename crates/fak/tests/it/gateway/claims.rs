@@ -3,6 +3,7 @@
 use fak_kernel::{Belief, TierSet};
 use serde_json::{Value, json};
 
+use super::bridged::Bridged;
 use super::rig::{MODEL, Rig, chat, setup};
 use super::routing::{hold, prompt};
 use crate::engine::peer::{self, Peer, Reply, Request};
@@ -84,6 +85,33 @@ async fn a_claim_that_an_event_overtook_is_no_contradiction() {
     rig.index.demote(rank, TierSet::GPU, Belief::Gone);
     audited(&rig, "lost_in_flight", 1).await;
     assert!(rig.contradictions.lock().unwrap().is_empty());
+}
+
+/// A batch that the publisher dropped shows with the next one only: the engine is asked.
+#[tokio::test]
+async fn a_claim_is_not_called_wrong_before_the_engine_was_asked_what_it_published() {
+    let (_peer, mut rig, tokens) = claiming(Some(0)).await;
+    let rank = rig.fleet.snapshot().workers[0].state.ranks[0].id;
+    let answer = rig.post(COMPLETIONS, &prompt(&tokens)).await;
+    assert_eq!(answer.header("x-fak-warm-tokens"), Some("gpu=96"));
+    assert_eq!(rig.missed.recv().await.as_deref(), Some("w0"));
+    rig.index.demote(rank, TierSet::GPU, Belief::Gone);
+    audited(&rig, "lost_in_flight", 1).await;
+    assert!(rig.contradictions.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn an_engine_tells_what_its_publisher_dropped_when_it_is_asked() {
+    let bridged = Bridged::start().await;
+    let text = "a".repeat(100);
+    bridged.ask(&text).await;
+    bridged.sim.faults().drop_batches(2);
+    bridged.behind("/reset_prefix_cache", "").await;
+    let (kv, _, cached) = bridged.claimed_and_cached(&text).await;
+    assert_eq!((kv.as_str(), cached), ("warm", 0));
+    bridged.lifecycle.missed("w0").await.unwrap();
+    audited(&bridged.rig, "lost_in_flight", 1).await;
+    assert_eq!(bridged.audited("over"), 0);
 }
 
 /// A refused action is a row as well.

@@ -37,6 +37,7 @@ pub(crate) struct Rig {
     pub(crate) address: SocketAddr,
     pub(crate) contradictions: Arc<Mutex<Vec<Contradiction>>>,
     pub(crate) suspects: mpsc::Receiver<Arc<str>>,
+    pub(crate) missed: mpsc::Receiver<Arc<str>>,
     registry: Registry,
     http: hyper_util::client::legacy::Client<HttpConnector, Full<Bytes>>,
     _tasks: TaskGroup,
@@ -44,6 +45,7 @@ pub(crate) struct Rig {
 
 struct Told {
     suspects: mpsc::Sender<Arc<str>>,
+    missed: mpsc::Sender<Arc<str>>,
     contradictions: Arc<Mutex<Vec<Contradiction>>>,
 }
 
@@ -51,6 +53,11 @@ impl Doubt for Told {
     fn suspect(&self, worker: &Arc<str>) {
         // A test that does not listen lets the channel fill up.
         let _ = self.suspects.try_send(Arc::clone(worker));
+    }
+
+    fn missed(&self, worker: &Arc<str>) {
+        // Likewise.
+        let _ = self.missed.try_send(Arc::clone(worker));
     }
 
     fn contradicted(&self, contradiction: &Contradiction) {
@@ -147,7 +154,9 @@ impl Rig {
     ) -> Self {
         let (sender, suspects) = mpsc::channel(1024);
         let contradictions = Arc::default();
-        let doubt = Told { suspects: sender, contradictions: Arc::clone(&contradictions) };
+        let (missing, missed) = mpsc::channel(16);
+        let contradicted = Arc::clone(&contradictions);
+        let doubt = Told { suspects: sender, missed: missing, contradictions: contradicted };
         let registry = Registry::new();
         let parts = Parts {
             fleet: fleet.clone(),
@@ -169,7 +178,17 @@ impl Rig {
             gateway::serve(listener, service, ServeConfig::default(), stop).await;
         });
         let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
-        Self { fleet, index, address, contradictions, suspects, registry, http, _tasks: tasks }
+        Self {
+            fleet,
+            index,
+            address,
+            contradictions,
+            suspects,
+            missed,
+            registry,
+            http,
+            _tasks: tasks,
+        }
     }
 
     /// Changes what is true of a worker.
