@@ -17,7 +17,6 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::AdminState;
-use super::dropin::envelope;
 use super::error::Error;
 use super::options::{Fields, no_query_of};
 use super::refusal;
@@ -186,19 +185,19 @@ fn text(ending: Ending, reason: &str, row: Option<&Row>, held_by: Option<&str>) 
 
 fn answer(ends: Vec<(Ending, Value)>) -> Response {
     let done = ends.iter().filter(|(ending, _)| *ending == Ending::Done).count();
-    let is_done = done == ends.len();
     let has_failed = ends.iter().any(|(ending, _)| *ending == Ending::Failed);
-    let status = match (is_done, has_failed) {
-        (true, _) => StatusCode::OK,
-        (false, false) => StatusCode::CONFLICT,
-        (false, true) => StatusCode::BAD_GATEWAY,
-    };
-    let mut body = if is_done {
-        json!({})
+    let (is_done, of) = (done == ends.len(), ends.len());
+    let workers: Value = ends.into_iter().map(|(_, told)| told).collect();
+    if is_done {
+        return Json(json!({ "done": true, "workers": workers })).into_response();
+    }
+    let (status, code) = if has_failed {
+        (StatusCode::BAD_GATEWAY, "failed")
     } else {
-        envelope(status, &format!("done on {done} of {} workers", ends.len()), None)
+        (StatusCode::CONFLICT, "refused")
     };
-    body["done"] = json!(is_done);
-    body["workers"] = ends.into_iter().map(|(_, told)| told).collect();
-    (status, Json(body)).into_response()
+    Error::new(status, code, format!("done on {done} of {of} workers"))
+        .with("done", false)
+        .with("workers", workers)
+        .into_response()
 }

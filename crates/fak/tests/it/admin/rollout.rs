@@ -53,7 +53,7 @@ async fn case_33_a_part_of_the_fleet_is_no_success() {
     let began = rig.post(BEGIN, "{}").await;
     assert_eq!(began.status, 502, "{}", began.text);
     let began = began.json();
-    assert_eq!((&began["done"], &began["error"]["code"]), (&json!(false), &json!(502)));
+    assert_eq!((&began["done"], &began["error"]["code"]), (&json!(false), &json!("failed")));
     assert_eq!(began["error"]["message"], "done on 2 of 3 workers");
     assert_eq!(field(&began, "outcome"), ["done", "done", "failed"]);
     assert_eq!(field(&began, "gpu_free"), [true, true, false]);
