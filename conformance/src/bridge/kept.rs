@@ -78,6 +78,8 @@ impl<T: Target> Bridge<T> {
             "tiers": {"gpu": "unknown", "cpu": "unknown"}, "serving": true});
         let noticed = self.last_row().await?;
         self.row(scene, "its row says that nobody knows what the tiers hold", &noticed, &row)?;
+        // What is stored before the fence has opened is not believed.
+        self.until_serving().await?;
         self.starts_anew(scene, &ask).await
     }
 
