@@ -225,9 +225,12 @@ impl Owner {
             self.state.weights_epoch = Some(seq);
             self.publish_standing();
         }
-        let (answer, answered, observation) = self.make(calls).await;
+        let (answer, answered) = self.make(calls).await;
+        let (observation, metrics) = self.worker.engine.observe_and_scrape().await;
         let mut observed = translate::observed(&observation);
         let mut shown = translate::observed_json(&observation);
+        let before = self.state.metrics.as_deref();
+        shown["requests"] = translate::requests_json(before, metrics.as_ref().ok());
         if let Some(check) = with.check {
             self.check(check, &mut observed, &mut shown).await;
         }
@@ -284,8 +287,8 @@ impl Owner {
         canary::Target { engine: &self.worker.engine, models: &self.state.models, ranks }
     }
 
-    /// Makes the calls up to the first that does not succeed, then looks.
-    async fn make(&self, calls: &[Call]) -> (Answer, Value, crate::engine::Observation) {
+    /// Makes the calls up to the first that does not succeed.
+    async fn make(&self, calls: &[Call]) -> (Answer, Value) {
         let mut last = (Answer::Ok, Value::Null);
         for call in calls {
             let called = self.worker.engine.ask(&translate::control(*call)).await;
@@ -294,7 +297,7 @@ impl Owner {
                 break;
             }
         }
-        (last.0, last.1, self.worker.engine.observe().await)
+        last
     }
 }
 

@@ -5,6 +5,7 @@
 //! answer, never a success.
 
 use fak_kernel::witness::{self, Call, Part, Parts, Refusal};
+use fak_wire::metrics::Snapshot;
 use serde_json::{Map, Value, json};
 
 use crate::engine::{
@@ -128,6 +129,19 @@ pub(super) fn asked_json(calls: &[Call]) -> Value {
         [call] => one(call),
         calls => json!({ "calls": calls.iter().map(Call::to_string).collect::<Vec<_>>() }),
     }
+}
+
+/// Requests in the engine before an action and after it, for the ledger: what became of them.
+/// Absent where the engine does not tell.
+pub(super) fn requests_json(before: Option<&Snapshot>, after: Option<&Snapshot>) -> Value {
+    let mut object = Map::new();
+    for (when, metrics) in [("before", before), ("after", after)] {
+        let Some(total) = metrics.map(Snapshot::total) else { continue };
+        let counts = [("running", total.running), ("waiting", total.waiting)];
+        let told = counts.into_iter().filter_map(|(name, n)| Some((name.to_owned(), json!(n?))));
+        object.insert(when.to_owned(), Value::Object(told.collect()));
+    }
+    Value::Object(object)
 }
 
 /// Why nothing was sent, for the ledger.

@@ -8,8 +8,12 @@ mod rig;
 mod rollout;
 mod weights;
 
+use std::time::Duration;
+
 use fak_kernel::witness::{Level, Mode, Move, Parts, Weights};
 use fak_kernel::{Disposition, Phase, Tier};
+use fak_sim::SimConfig;
+use serde_json::json;
 
 use rig::{Rig, prompt};
 
@@ -91,6 +95,24 @@ async fn without_a_replay_socket_a_marker_settles_the_action_before_the_door_ope
     assert!(ranks[0].status().is_settled && !rig.worker().door.is_shut());
     assert_eq!(rig.claim_on(&prompt(1), Tier::Gpu), 0);
     rig.warm(&prompt(2)).await;
+}
+
+/// No call relies on a default of the engine's, and its row says what it did to requests.
+#[tokio::test]
+async fn case_34_a_row_tells_what_its_action_did_to_running_requests() {
+    for (mode, word, after) in [(Mode::Abort, "abort", 0.0), (Mode::Keep, "keep", 2.0)] {
+        // So slow that nothing ends by itself before the pause.
+        let decode_step = Duration::from_millis(100);
+        let rig = Rig::with(SimConfig { decode_step, ..SimConfig::default() }).await;
+        let asks = [rig.asks(&prompt(1), 500), rig.asks(&prompt(2), 500)];
+        rig.has_running(2).await;
+        let row = rig.act(Move::Pause { mode, clear: false, keep_tier: false }).await;
+        assert_eq!(row.asked["call"], format!("/pause?mode={word}&clear_cache=false"));
+        let requests = &row.observed["requests"];
+        assert_eq!(requests["before"], json!({"running": 2.0, "waiting": 0.0}));
+        assert_eq!(requests["after"]["running"], after, "{word}: {requests}");
+        asks.iter().for_each(tokio::task::JoinHandle::abort);
+    }
 }
 
 #[tokio::test]
