@@ -149,6 +149,9 @@ pub struct Sim {
     checkpoint: u64,
     life: Arc<Life>,
     tasks: JoinSet<()>,
+    /// Events and replay of each rank, held over restarts: a port that is free for a moment may be
+    /// anybody's by the next, and a socket of the ended life closes only some time later.
+    listeners: Vec<(Listener, Listener)>,
 }
 
 /// Resolved addresses, kept over restarts.
@@ -175,12 +178,17 @@ impl Sim {
         check(&config)?;
         let ranks = (0..config.dp_ranks.max(1))
             .map(|rank| (offset_port(binds.kv_events, rank), offset_port(binds.replay, rank)));
-        let addresses = Addresses { http: binds.http, ranks: ranks.collect() };
+        let listeners: Vec<_> = ranks
+            .map(|(events, replay)| Ok((listen_for_events(events)?, listen_for_events(replay)?)))
+            .collect::<Result<_, StartError>>()?;
+        let resolved = listeners.iter().map(|(events, replay)| (events.address, replay.address));
+        let addresses = Addresses { http: binds.http, ranks: resolved.collect() };
         let checkpoint = model::mix(config.seed);
         let faults = Arc::new(Faults::default());
-        let born = begin(&config, &addresses, &faults, checkpoint, Vec::new()).await?;
-        let (addresses, life, tasks) = born;
-        Ok(Self { config, addresses, faults, checkpoint, life, tasks })
+        let nothing = Inherited { listeners: &listeners, checkpoint, stores: Vec::new() };
+        let (http, life, tasks) = begin(&config, &addresses, &faults, nothing).await?;
+        let addresses = Addresses { http, ..addresses };
+        Ok(Self { config, addresses, faults, checkpoint, life, tasks, listeners })
     }
 
     /// `http://host:port`, without `/v1`.
@@ -226,9 +234,10 @@ impl Sim {
     /// An address could not be bound again.
     pub async fn restart(&mut self) -> Result<(), StartError> {
         let stores = self.end().await;
-        let born =
-            begin(&self.config, &self.addresses, &self.faults, self.checkpoint, stores).await?;
-        (self.addresses, self.life, self.tasks) = born;
+        let (listeners, checkpoint) = (&self.listeners, self.checkpoint);
+        let inherited = Inherited { listeners, checkpoint, stores };
+        (_, self.life, self.tasks) =
+            begin(&self.config, &self.addresses, &self.faults, inherited).await?;
         Ok(())
     }
 
@@ -355,26 +364,34 @@ fn offset_port(address: SocketAddr, rank: u32) -> SocketAddr {
     address
 }
 
-type Born = (Addresses, Arc<Life>, JoinSet<()>);
+/// Where it serves, and what runs.
+type Born = (SocketAddr, Arc<Life>, JoinSet<()>);
+
+/// What a life has from outside the process, or from the one before.
+struct Inherited<'a> {
+    listeners: &'a [(Listener, Listener)],
+    checkpoint: u64,
+    stores: Vec<Option<Tier>>,
+}
 
 /// Binds, and starts the tasks of one life.
 async fn begin(
     config: &SimConfig,
     asked: &Addresses,
     faults: &Arc<Faults>,
-    checkpoint: u64,
-    mut stores: Vec<Option<Tier>>,
+    inherited: Inherited<'_>,
 ) -> Result<Born, StartError> {
+    let Inherited { listeners, checkpoint, mut stores } = inherited;
     let listener =
         listen(asked.http).map_err(|source| StartError::Http { address: asked.http, source })?;
     let http =
         listener.local_addr().map_err(|source| StartError::Http { address: asked.http, source })?;
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
-    let (mut ranks, mut resolved) = (Vec::new(), Vec::new());
-    for (index, (events, replay)) in (0u32..).zip(&asked.ranks) {
-        let (publish, events) = bind(PubSocket::new(), *events).await?;
-        let (router, replay) = bind(RouterSocket::new(), *replay).await?;
+    let mut ranks = Vec::new();
+    for (index, (events, replay)) in (0u32..).zip(listeners) {
+        let publish = events.adopted_by(PubSocket::new()).await?;
+        let router = replay.adopted_by(RouterSocket::new()).await?;
         let store = stores.get_mut(index as usize).and_then(Option::take);
         let engine = Engine::new(core_config(config), checkpoint, store);
         let rank = Arc::new(Rank::new(index, engine));
@@ -398,7 +415,6 @@ async fn begin(
         };
         tasks.spawn(Arc::clone(&rank).run(steps, stop.clone()));
         ranks.push(rank);
-        resolved.push((events, replay));
     }
     let wildcard = |address: &SocketAddr| format!("tcp://*:{}", address.port());
     let life = Arc::new(Life {
@@ -409,7 +425,7 @@ async fn begin(
         started: SystemTime::now(),
         closing: stop.child_token(),
         stop: stop.clone(),
-        sources: resolved.iter().map(|(e, r)| (wildcard(e), wildcard(r))).collect(),
+        sources: asked.ranks.iter().map(|(e, r)| (wildcard(e), wildcard(r))).collect(),
         ids: AtomicU64::new(0),
         turn: AtomicUsize::new(0),
         weight_version: Mutex::new(config.weight_version.clone()),
@@ -417,7 +433,7 @@ async fn begin(
         operations: Mutex::new(BTreeMap::new()),
     });
     tasks.spawn(http::serve(Arc::clone(&life), listener));
-    Ok((Addresses { http, ranks: resolved }, life, tasks))
+    Ok((http, life, tasks))
 }
 
 /// Listens so that a restart can take the same port while old connections linger.
@@ -428,18 +444,33 @@ fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(1024)
 }
 
-async fn bind<S: Socket>(
-    mut socket: S,
+/// A socket for events that listens.
+#[derive(Debug)]
+struct Listener {
+    socket: std::net::TcpListener,
     address: SocketAddr,
-) -> Result<(S, SocketAddr), StartError> {
-    let endpoint = format!("tcp://{address}");
-    let bound = socket
-        .bind(&endpoint)
-        .await
-        .map_err(|source| StartError::Events { endpoint: endpoint.clone(), source })?;
-    let text = bound.to_string();
-    let resolved = text.strip_prefix("tcp://").and_then(|text| text.parse().ok());
-    Ok((socket, resolved.unwrap_or(address)))
+}
+
+fn listen_for_events(address: SocketAddr) -> Result<Listener, StartError> {
+    let listening = || {
+        let socket = listen(address)?.into_std()?;
+        let address = socket.local_addr()?;
+        Ok(Listener { socket, address })
+    };
+    listening().map_err(|source: std::io::Error| unbound(address, source.into()))
+}
+
+impl Listener {
+    /// One more hold of it, for a life.
+    async fn adopted_by<S: Socket>(&self, mut socket: S) -> Result<S, StartError> {
+        let held = self.socket.try_clone().map_err(|e| unbound(self.address, e.into()))?;
+        socket.bind_listener(held).await.map_err(|source| unbound(self.address, source))?;
+        Ok(socket)
+    }
+}
+
+fn unbound(address: SocketAddr, source: zeromq::ZmqError) -> StartError {
+    StartError::Events { endpoint: format!("tcp://{address}"), source }
 }
 
 /// Requests in the running batch, and tokens a step: vLLM's defaults for a server on CPU.
