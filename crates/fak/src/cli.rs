@@ -198,6 +198,7 @@ File (--config), with the defaults:
   url = \"http://gpu-0:8000/v1\"
   kv = \"tcp://gpu-0:5557\"      # where /kv_event_sources cannot tell
   replay = \"tcp://gpu-0:5558\"
+  defer_aborts = false          # true for prefill and decode pairs: no abort while it is at rest
   [[key]]                       # clients show one as a bearer token; without any, none is asked for
   tenant = \"alice\"
   authority = \"fak\"           # two of them may use one tenant name

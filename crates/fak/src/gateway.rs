@@ -7,6 +7,7 @@
 mod audit;
 mod body;
 mod claim;
+mod deferred;
 mod dispatch;
 mod error;
 mod frames;
@@ -46,10 +47,12 @@ pub use serve::{ServeConfig, listen, serve};
 
 use crate::engine::{Data, Stamp};
 use crate::fleet::Fleet;
+use crate::runtime::Shutdown;
 use crate::sessions::Sessions;
 use crate::telemetry::Registry;
 use audit::Audits;
 use body::Room;
+use deferred::Deferred;
 use keys::Keys;
 use metrics::{Failure, Metrics, Outcome};
 use predicted::Predicted;
@@ -65,6 +68,8 @@ pub struct Config {
     pub stamp: Stamp,
     /// When salts carry weights.
     pub weights_salt: WeightsSalt,
+    /// Workers whose engines are not told of clients that leave before they run again.
+    pub defer_aborts: Vec<String>,
     /// Models that exist though no worker has told of them yet.
     pub models: Vec<String>,
     /// Bytes of a request's body.
@@ -108,6 +113,7 @@ impl Default for Config {
             keys: Vec::new(),
             stamp: Stamp::new(None, crate::engine::Isolation::Off, false),
             weights_salt: WeightsSalt::Off,
+            defer_aborts: Vec::new(),
             models: Vec::new(),
             body_bytes_max: 32 << 20,
             bodies_bytes_max: 1 << 30,
@@ -180,6 +186,7 @@ struct Shared {
     prompts: Prompts,
     predicted: Arc<Predicted>,
     audits: Audits,
+    deferred: Arc<Deferred>,
     cutoff: Cutoff,
     /// Places for those who wait, and for those of them who run.
     waiting: Arc<Semaphore>,
@@ -210,6 +217,7 @@ impl Gateway {
         let (audits, auditor) =
             audit::audits(&metrics, Arc::clone(&index), Arc::clone(&doubt), config.audit_after);
         let permits = |count: usize| Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
+        let deferred = Deferred::new(&fleet, &config.defer_aborts, metrics.deferred.clone());
         let shared = Shared {
             keys: Keys::new(config.keys.clone()),
             room: Room::new(config.body_bytes_max, config.bodies_bytes_max),
@@ -221,6 +229,7 @@ impl Gateway {
             prompts: Prompts::new(config.tokens_max, workers, seed),
             predicted: Arc::new(Predicted::new(config.predicted_for)),
             audits,
+            deferred,
             cutoff: Cutoff::default(),
             waiting: permits(config.hold.requests_max),
             release: permits(config.hold.release.max(1)),
@@ -235,6 +244,11 @@ impl Gateway {
     #[must_use]
     pub fn cutoff(&self) -> Cutoff {
         self.shared.cutoff.clone()
+    }
+
+    /// Delivers aborts that wait, until told to stop.
+    pub async fn deliver_aborts(self, stop: Shutdown) {
+        self.shared.deferred.run(stop).await;
     }
 
     /// Answers a request; one that is no inference request is answered with 404.

@@ -146,6 +146,8 @@ impl App {
         }
         tasks.spawn("sessions", OnExit::StopProcess, keeper.run(tasks.shutdown()));
         tasks.spawn("audits", OnExit::StopProcess, auditor.run(tasks.shutdown()));
+        let aborts = gateway.clone().deliver_aborts(tasks.shutdown());
+        tasks.spawn("deferred aborts", OnExit::StopProcess, aborts);
         tasks.spawn("doubts", OnExit::StopProcess, findings.carry(lifecycle, tasks.shutdown()));
         let stop = tasks.shutdown();
         tasks.spawn("sweep", OnExit::StopProcess, async move {
@@ -287,11 +289,13 @@ fn gateway_config(settings: &Serve) -> gateway::Config {
         tenant: Some(key.tenant.clone()),
         authority: key.authority.clone(),
     });
+    let deferring = settings.workers.iter().filter(|worker| worker.defer_aborts);
     let isolation = if settings.isolation { Isolation::On } else { Isolation::Off };
     gateway::Config {
         keys: keys.collect(),
         stamp: Stamp::new(settings.salt_key.clone(), isolation, false),
         weights_salt,
+        defer_aborts: deferring.map(|worker| worker.id.clone()).collect(),
         body_bytes_max,
         watch_every,
         hold,

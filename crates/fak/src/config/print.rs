@@ -147,6 +147,9 @@ fn worker_fields(worker: &WorkerSpec) -> Vec<(&'static str, Value)> {
     for (key, socket) in sockets {
         fields.extend(socket.as_ref().map(|socket| (key, socket.to_string().into())));
     }
+    if worker.defer_aborts {
+        fields.push(("defer_aborts", true.into()));
+    }
     fields
 }
 

@@ -121,6 +121,9 @@ pub struct RawWorker {
     pub kv: Option<String>,
     /// Its replay socket, likewise.
     pub replay: Option<String>,
+    /// Whether aborts wait while it stands still: for pairs of prefill and decode engines.
+    #[serde(default)]
+    pub defer_aborts: bool,
 }
 
 impl std::str::FromStr for RawWorker {
@@ -130,7 +133,8 @@ impl std::str::FromStr for RawWorker {
         let mut parts = written.split(',');
         let named = parts.next().and_then(|first| first.split_once('='));
         let (id, url) = named.ok_or("it has to be ID=URL[,kv=tcp://HOST:PORT][,replay=…]")?;
-        let mut worker = Self { id: id.into(), url: url.into(), kv: None, replay: None };
+        let mut worker =
+            Self { id: id.into(), url: url.into(), kv: None, replay: None, defer_aborts: false };
         for part in parts {
             match part.split_once('=') {
                 Some(("kv", endpoint)) => worker.kv = Some(endpoint.into()),
@@ -212,6 +216,8 @@ pub struct WorkerSpec {
     pub kv: Option<Endpoint>,
     /// Its replay socket, likewise.
     pub replay: Option<Endpoint>,
+    /// Whether aborts wait while it stands still.
+    pub defer_aborts: bool,
 }
 
 /// The settings.
@@ -460,7 +466,7 @@ impl RawWorker {
             written.as_ref().map(parse).transpose()
         };
         let (kv, replay) = (socket("kv", &self.kv)?, socket("replay", &self.replay)?);
-        Ok(WorkerSpec { id, endpoints, kv, replay })
+        Ok(WorkerSpec { id, endpoints, kv, replay, defer_aborts: self.defer_aborts })
     }
 }
 
@@ -470,7 +476,8 @@ fn from_environment(lookup: Lookup<'_>) -> Result<Option<WorkerSpec>, Error> {
         return Ok(None);
     }
     let Worker { id, endpoints, kv, .. } = Worker::from_environment(lookup)?;
-    Ok(Some(WorkerSpec { id, endpoints, kv: kv.events, replay: kv.replay }))
+    let (kv, replay) = (kv.events, kv.replay);
+    Ok(Some(WorkerSpec { id, endpoints, kv, replay, defer_aborts: false }))
 }
 
 /// A file of the user's state, in a folder of fak's own.
@@ -535,6 +542,7 @@ mod tests {
     #[test]
     fn defaults_are_loopback_and_a_file_of_the_users() {
         let serve = resolve(ONE, &[]).expect("it is enough");
+        assert!(!serve.workers[0].defer_aborts);
         assert!(serve.listen.ip().is_loopback());
         assert_eq!(serve.db, "sqlite:/home/op/.local/state/fak/fak.db");
         assert_eq!(serve.state_folder, Some("/home/op/.local/state/fak".into()));

@@ -349,8 +349,19 @@ impl Shared {
         let outgoing = Outgoing::to(engine.endpoints().data(job.route))
             .headers(job.headers.clone())
             .body(body);
-        let open = engine.client().open_within(outgoing, within);
-        let streaming = match self.watched(job, number, tried, open).await {
+        let patience = self.deferred.of(number);
+        let opened = match patience.clone() {
+            None => {
+                let open = engine.client().open_within(outgoing, within);
+                self.watched(job, number, tried, open).await
+            }
+            Some(patience) => {
+                let client = engine.client().clone();
+                let open = async move { client.open_within(outgoing, within).await };
+                self.watched(job, number, tried, patience.over(open)).await
+            }
+        };
+        let streaming = match opened {
             None => return Attempt::Failed(Problem::Silent, None),
             Some(Err(error)) => {
                 tracing::debug!(worker = %view.worker.id, %error, "no answer");
@@ -359,7 +370,7 @@ impl Shared {
             Some(Ok(streaming)) => streaming,
         };
         let bounds = Bounds { first_by, idle: timeouts.idle };
-        let answer = self.relayed(job, streaming, bounds);
+        let answer = self.relayed(job, streaming, bounds).map(|relay| relay.leave_with(patience));
         match answer.status() {
             StatusCode::OK if answer.body().is_events() => {
                 self.first_bytes(job, number, tried, answer).await

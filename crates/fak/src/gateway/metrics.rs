@@ -102,6 +102,8 @@ pub(super) struct Metrics {
     pub(super) in_flight: IntGauge,
     /// Requests that wait for a worker that serves.
     pub(super) held: IntGauge,
+    /// Requests whose abort waits for their engine to run again.
+    pub(super) deferred: IntGauge,
     /// Requests moved to another worker.
     pub(super) moved: IntCounter,
     /// Requests for which a prediction was written.
@@ -159,6 +161,10 @@ impl Metrics {
             claims: Verdict::ALL.iter().map(|verdict| of(&claims, verdict.as_str())).collect(),
             in_flight: families.gauge("fak_requests_in_flight", "Not answered to their end.")?,
             held: families.gauge("fak_requests_held", "Waiting for a worker that serves.")?,
+            deferred: families.gauge(
+                "fak_requests_deferred_aborts",
+                "Left by clients, kept at an engine at rest.",
+            )?,
             moved: families.counter("fak_requests_moved_total", "Moved to another worker.")?,
             predicted: families
                 .counter("fak_requests_predicted_total", "Written down as soon to be cached.")?,

@@ -2,8 +2,9 @@
 //! them in passing.
 //!
 //! Invariant: nothing waits in here but the unfinished end of an event; the engine is read only as
-//! fast as the client reads; a client that leaves drops the engine's connection; and a stream that
-//! fails ends with exactly one error event, on a line of its own, and without the end marker.
+//! fast as the client reads; a client that leaves drops the engine's connection, at once or once
+//! the engine runs again; and a stream that fails ends with exactly one error event, on a line of
+//! its own, and without the end marker.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use http::StatusCode;
 use hyper::body::{Body as _, Incoming};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::deferred::Patience;
 use super::error::Problem;
 use super::frames::{Fate, Frames};
 use super::metrics::{Failure, Outcome};
@@ -73,6 +75,8 @@ pub(super) struct Relay {
     /// How it ends if nothing fails.
     whole: Outcome,
     ticket: Option<Ticket>,
+    /// How the engine's side is left; none: it is closed at once.
+    patience: Option<Patience>,
 }
 
 /// How long the engine says nothing. One timer, set again only when it fires: a chunk costs a clock
@@ -124,7 +128,14 @@ impl Relay {
             is_unavailable: false,
             whole: Outcome::Ok,
             ticket: None,
+            patience: None,
         }
+    }
+
+    /// Leaves the engine's side so, where it has not ended.
+    pub(super) fn leave_with(mut self, patience: Option<Patience>) -> Self {
+        self.patience = patience;
+        self
     }
 
     /// Reads on until there is something for the client. What fails before that can be answered
@@ -301,7 +312,7 @@ impl Relay {
     /// Ends the answer where the engine's side failed. An event stream gets its error event;
     /// anything else is cut, as the engine's side was.
     fn fail(&mut self, failure: Failure) -> Result<(), BoxError> {
-        self.incoming = None;
+        self.let_go();
         let reader = std::mem::replace(&mut self.reader, Reader::Unread);
         let (usage, is_told) = match &reader {
             // What is held of an unfinished event is lost, so that the error is on a line of its
@@ -322,11 +333,24 @@ impl Relay {
         Ok(())
     }
 
+    /// Leaves what has not ended.
+    fn let_go(&mut self) {
+        if let (Some(incoming), Some(patience)) = (self.incoming.take(), &self.patience) {
+            patience.leave(incoming);
+        }
+    }
+
     fn give(&mut self, bytes: Vec<u8>) {
         self.ready = Some(match self.ready.take() {
             None => bytes.into(),
             Some(ready) => [&ready[..], &bytes].concat().into(),
         });
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.let_go();
     }
 }
 

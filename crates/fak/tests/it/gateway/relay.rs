@@ -2,10 +2,12 @@
 
 use std::sync::Mutex;
 
+use fak::gateway::Config;
+use fak_kernel::Phase;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::rig::{MODEL, Rig, WORKER_KEY, chat, next, setup, whole};
+use super::rig::{MODEL, Rig, Setup, WORKER_KEY, chat, next, setup, whole};
 use crate::engine::peer::{self, Peer, Reply};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -181,6 +183,41 @@ async fn a_client_that_leaves_takes_the_engines_request_with_it() {
         let gone = "fak_requests_total{outcome=\"cancelled\",route=\"/v1/chat/completions\"}";
         rig.counted(gone, 1).await;
         rig.counted("fak_requests_in_flight", 0).await;
+    }
+}
+
+/// An engine that stands still cannot tell its pair of an abort; it is told once it goes on, or is
+/// given up.
+#[tokio::test]
+async fn case_36_an_abort_waits_for_an_engine_at_rest_where_that_is_asked_for() {
+    for (phase, then) in [(Phase::Paused, Phase::Serving), (Phase::Sleeping, Phase::Error)] {
+        for is_stream in [true, false] {
+            let held = if is_stream { peer::stream(&[&text("a")]) } else { Vec::new() };
+            let made = Mutex::new(Some(Reply::SendAndHold(held)));
+            let mut peer = Peer::start(move |_| made.lock().unwrap().take().unwrap()).await;
+            let config = Config { defer_aborts: vec!["w0".to_owned()], ..setup().config };
+            let rig = Rig::with(&[peer.url()], Setup { config, ..setup() }).await;
+            if is_stream {
+                let mut answer = rig.open("POST", CHAT, &[], &chat(true)).await;
+                assert_eq!(next(&mut answer).await.unwrap(), text("a"));
+                peer.request().await;
+                rig.phase(0, phase);
+                drop(answer);
+            } else {
+                let body = chat(false);
+                tokio::select! {
+                    _ = rig.open("POST", CHAT, &[], &body) => unreachable!("no head comes"),
+                    _ = peer.request() => rig.phase(0, phase),
+                }
+            }
+            let gone = "fak_requests_total{outcome=\"cancelled\",route=\"/v1/chat/completions\"}";
+            rig.counted(gone, 1).await;
+            // The connection is in there, and so it is open.
+            rig.counted("fak_requests_deferred_aborts", 1).await;
+            rig.phase(0, then);
+            peer.client_gone().await;
+            rig.counted("fak_requests_deferred_aborts", 0).await;
+        }
     }
 }
 

@@ -169,6 +169,8 @@ impl Rig {
         let address = listener.local_addr().unwrap();
         let mut tasks = TaskGroup::new();
         tasks.spawn("auditor", OnExit::StopProcess, auditor.run(tasks.shutdown()));
+        let aborts = gateway.clone().deliver_aborts(tasks.shutdown());
+        tasks.spawn("deferred aborts", OnExit::StopProcess, aborts);
         let stop = (tasks.shutdown(), gateway.cutoff());
         tasks.spawn("gateway", OnExit::StopProcess, async move {
             let service = move |request| {
