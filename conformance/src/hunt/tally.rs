@@ -204,8 +204,8 @@ impl fmt::Display for Tally {
         let (row, event) = self.explained;
         writeln!(
             out,
-            "claims: {} confirmed, {} under, {} lost in flight ({row} by a row, {event} by \
-             an event)",
+            "claims: {} confirmed, {} under, {} lost in flight; explained, with those too high on \
+             the gpu tier alone: {row} by a row that demoted, {event} by an event",
             self.confirmed, self.under, self.lost
         )?;
         let (reused, claimed) = self.tokens;
