@@ -30,6 +30,9 @@ pub use scrape::ScrapeError;
 pub use secret::Secret;
 pub use tokens::{TokensError, prompt_digest, skips_prefix_cache};
 
+/// Asks for the data-parallel rank of this number.
+pub const RANK_HEADER: http::HeaderName = http::HeaderName::from_static("x-data-parallel-rank");
+
 /// One vLLM engine. Cheap to clone; clones share connections.
 #[derive(Clone, Debug)]
 pub struct Engine {

@@ -11,6 +11,7 @@ mod hold;
 mod inherited;
 mod learn;
 mod marker;
+mod own;
 mod owner;
 mod planted;
 mod probe;

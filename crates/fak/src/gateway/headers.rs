@@ -29,7 +29,7 @@ pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 /// Tells nginx and its kin not to collect a stream.
 pub(super) const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 /// vLLM's choice of a data-parallel rank (since 0.12.0).
-pub(super) const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+pub(super) use crate::engine::RANK_HEADER as RANK;
 /// Anthropic clients send their key here.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 

@@ -168,8 +168,8 @@ impl Owner {
         why: Refusal,
         look: &Look,
     ) -> Result<Row, Error> {
-        let shown = translate::observed_json(&look.observation);
-        self.refuse_as(request, why, &translate::observed(&look.observation), shown).await
+        let (observed, shown) = translate::seen(&look.observation);
+        self.refuse_as(request, why, &observed, shown).await
     }
 
     /// The same, where more was observed than a look shows.
@@ -185,9 +185,7 @@ impl Owner {
         let asked = self.refusal_json(why);
         let intent = self.new_intent(request.mv, request.session.clone(), asked);
         let outcome = self.outcome(&verdict, Value::Null, shown);
-        let row = self.config.store.note(intent, outcome).await?;
-        self.state.last_witness = Some(row.seq);
-        Ok(row)
+        Ok(self.record(intent, outcome).await?)
     }
 
     /// Why nothing was sent, with what the caller needs to go on.
@@ -227,8 +225,7 @@ impl Owner {
         }
         let (answer, answered) = self.make(calls).await;
         let (observation, metrics) = self.worker.engine.observe_and_scrape().await;
-        let mut observed = translate::observed(&observation);
-        let mut shown = translate::observed_json(&observation);
+        let (mut observed, mut shown) = translate::seen(&observation);
         let before = self.state.metrics.as_deref();
         shown["requests"] = translate::requests_json(before, metrics.as_ref().ok());
         if let Some(check) = with.check {

@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Value, json};
 
-use crate::engine::{Data, Engine, Outgoing};
+use super::own;
+use crate::engine::{Data, Engine};
 
 /// Words that every tokenizer knows, in an order that leaves something to predict.
 const PROMPT: &str = "The ship left the harbour at dawn, and by noon the wind had";
@@ -209,15 +209,7 @@ fn routes(to: &Target<'_>) -> Vec<Route> {
 impl Route {
     /// What it answers; nothing where it does not, or where the engine cut the answer short.
     async fn ask(&self, engine: &Engine) -> Option<String> {
-        let mut headers = HeaderMap::new();
-        if let Some(rank) = self.rank {
-            let name = HeaderName::from_static("x-data-parallel-rank");
-            headers.insert(name, HeaderValue::from(rank));
-        }
-        let request = Outgoing::to(engine.endpoints().data(self.path))
-            .json(self.body.to_string().into())
-            .headers(headers);
-        let answer = engine.client().send(request, WITHIN).await.ok()?;
+        let answer = own::ask(engine, self.path, &self.body, self.rank, WITHIN).await.ok()?;
         if !answer.status.is_success() {
             return None;
         }

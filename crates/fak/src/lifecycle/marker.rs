@@ -8,10 +8,12 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use fak_index::Prompt;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::engine::{Data, Engine, Outgoing};
+use super::own;
+use crate::engine::{Data, Engine};
 use crate::events::fold::Marker;
 use crate::events::stream::Handle;
 
@@ -35,7 +37,7 @@ pub(super) struct Target<'a> {
 }
 
 /// A request that no other can be taken for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Request {
     pub(super) prompt: Vec<u32>,
     pub(super) salt: String,
@@ -49,6 +51,11 @@ impl Request {
         let tokens = 0..=block_size.unwrap_or(BLOCK_SIZE);
         let prompt = tokens.map(|_| fastrand::u32(TOKENS)).collect();
         Self { prompt, salt: format!("fak-marker-{}", fastrand::u64(..)) }
+    }
+
+    /// As the index asks for it.
+    pub(super) fn key(&self) -> Prompt<'_> {
+        Prompt { tokens: &self.prompt, lora: None, salt: Some(&self.salt) }
     }
 }
 
@@ -72,13 +79,7 @@ pub(super) async fn post(to: Target<'_>, handle: &Handle, request: &Request) {
         "temperature": 0,
         "cache_salt": request.salt,
     });
-    let mut headers = HeaderMap::new();
-    let rank = HeaderName::from_static("x-data-parallel-rank");
-    headers.insert(rank, HeaderValue::from(handle.rank()));
-    let request = Outgoing::to(engine.endpoints().data(Data::Completions))
-        .json(body.to_string().into())
-        .headers(headers);
-    match engine.client().send(request, WITHIN).await {
+    match own::ask(engine, Data::Completions, &body, Some(handle.rank()), WITHIN).await {
         Ok(answer) if answer.status.is_success() => {}
         Ok(answer) => tracing::warn!(status = %answer.status, "the engine refused a marker"),
         Err(error) => tracing::warn!(%error, "a marker was not answered"),

@@ -188,9 +188,8 @@ impl Owner {
     /// One look at the worker, and what follows from it.
     async fn look(&mut self) {
         let look = Look::at(&self.worker.engine).await;
-        if let Err(error) = self.take_in(&look).await {
-            tracing::error!(worker = %self.worker.id, error = error_chain(&error), "a row is lost");
-        }
+        let taken_in = self.take_in(&look).await;
+        self.report(taken_in);
         if self.state.is_serving() && self.worker.door.is_shut() {
             self.settle().await;
         } else {
@@ -342,8 +341,8 @@ impl Owner {
         let verdict = self.judge_noticed(mv, &Observed::Nothing);
         let intent = NewIntent { rank: Some(rank), ..self.new_intent(mv, None, Value::Null) };
         let outcome = self.outcome(&verdict, Value::Null, Value::Null);
-        let written = self.config.store.note(intent, outcome);
-        self.written(written.await);
+        let recorded = self.record(intent, outcome).await;
+        self.report(recorded);
         self.publish();
     }
 
@@ -356,15 +355,14 @@ impl Owner {
         let reason = "contradicted".to_owned();
         let outcome = Outcome { reason, ..self.outcome(&verdict, Value::Null, seen) };
         let intent = self.new_intent(Move::Gap, None, Value::Null);
-        let written = self.config.store.note(intent, outcome).await;
-        self.written(written);
+        let recorded = self.record(intent, outcome).await;
+        self.report(recorded);
         self.publish();
     }
 
     /// Something happened that nobody asked fak for: beliefs first, then the row.
     pub(super) async fn notice(&mut self, mv: Move, look: &Look) -> Result<Row, store::Error> {
-        let shown = translate::observed_json(&look.observation);
-        let observed = translate::observed(&look.observation);
+        let (observed, shown) = translate::seen(&look.observation);
         self.notice_as(mv, Value::Null, &observed, shown).await
     }
 
@@ -388,9 +386,8 @@ impl Owner {
         self.state.standing = verdict.next;
         let intent = self.new_intent(mv, None, asked);
         let outcome = self.outcome(&verdict, Value::Null, shown);
-        let row = self.config.store.note(intent, outcome).await?;
+        let row = self.record(intent, outcome).await?;
         told(&row, "noticed");
-        self.state.last_witness = Some(row.seq);
         self.follow_weights(mv, row.seq);
         Ok(row)
     }
@@ -433,13 +430,21 @@ impl Owner {
         self.config.fleet.update(&self.worker.id, |shown| *shown = state);
     }
 
-    fn written(&mut self, row: Result<Row, store::Error>) {
-        match row {
-            Ok(row) => self.state.last_witness = Some(row.seq),
-            Err(error) => {
-                let error = error_chain(&error);
-                tracing::error!(worker = %self.worker.id, error, "a row is lost");
-            }
+    /// Writes a row of what was noticed, or was not sent.
+    pub(super) async fn record(
+        &mut self,
+        intent: NewIntent,
+        outcome: Outcome,
+    ) -> Result<Row, store::Error> {
+        let row = self.config.store.note(intent, outcome).await?;
+        self.state.last_witness = Some(row.seq);
+        Ok(row)
+    }
+
+    /// Nobody waits for what the ledger did not take.
+    fn report<T>(&self, recorded: Result<T, store::Error>) {
+        if let Err(error) = recorded {
+            tracing::error!(worker = %self.worker.id, error = error_chain(&error), "a row is lost");
         }
     }
 

@@ -6,11 +6,9 @@
 //! does not count, nothing is concluded; and that nothing was found counts only of a prompt that
 //! the tier was believed to hold.
 
-use fak_index::Prompt;
 use fak_kernel::witness::State;
 use fak_kernel::{Tier, TierSet};
 use fak_wire::metrics::Signals;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::marker;
@@ -22,11 +20,7 @@ use crate::events::stream::Handle;
 const BLOCK_SIZE_MAX: u32 = 1024;
 
 /// A prompt that the engine computed before it slept.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Planted {
-    prompt: Vec<u32>,
-    salt: String,
-}
+pub(super) type Planted = marker::Request;
 
 impl Owner {
     /// Has the first rank compute a prompt; nothing where that could not show anything later.
@@ -35,15 +29,14 @@ impl Owner {
         let size = target.block_size.filter(|size| *size <= BLOCK_SIZE_MAX)?;
         let has_tier = self.state.capabilities.tiers.without(TierSet::GPU) != TierSet::NONE;
         let rank = self.ranks.first().filter(|_| has_tier)?;
-        let request = marker::Request::new(Some(size));
-        marker::post(target, rank, &request).await;
-        Some(Planted { prompt: request.prompt, salt: request.salt })
+        let planted = Planted::new(Some(size));
+        marker::post(target, rank, &planted).await;
+        Some(planted)
     }
 
     /// Whether a connector's tier is believed to hold it, and the gpu not.
     pub(super) fn is_believed_kept(&self, planted: &Planted) -> bool {
-        let prompt = Prompt { tokens: &planted.prompt, lora: None, salt: Some(&planted.salt) };
-        let held = |rank: &Handle| self.config.sink.index.held(rank.id(), &prompt).blocks;
+        let held = |rank: &Handle| self.config.sink.index.held(rank.id(), &planted.key()).blocks;
         let is_elsewhere = |tier: &&Tier| **tier != Tier::Gpu;
         self.ranks.first().map(held).is_some_and(|blocks| {
             blocks.gpu == 0 && Tier::ALL.iter().filter(is_elsewhere).any(|t| blocks.get(*t) > 0)
@@ -60,9 +53,7 @@ impl Owner {
     ) -> (State, Value) {
         let found = match (self.marker_target(), self.ranks.first()) {
             (Some(target), Some(rank)) => {
-                let request =
-                    marker::Request { prompt: planted.prompt.clone(), salt: planted.salt.clone() };
-                counted(target.engine, marker::post(target, rank, &request)).await
+                counted(target.engine, marker::post(target, rank, planted)).await
             }
             _ => None,
         };

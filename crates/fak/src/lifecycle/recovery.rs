@@ -9,7 +9,7 @@
 
 use std::time::{Duration, Instant};
 
-use fak_index::{Index, Prompt};
+use fak_index::Index;
 use fak_kernel::rank::Trust;
 use fak_kernel::{Action, Disposition, Evidence, Phase};
 use futures_util::future::join_all;
@@ -146,8 +146,7 @@ fn is_all_gone(row: &Row) -> bool {
 async fn drained(to: Target<'_>, rank: &Handle, index: &Index) -> bool {
     let request = marker::Request::new(to.block_size);
     marker::post(to, rank, &request).await;
-    let prompt = Prompt { tokens: &request.prompt, lora: None, salt: Some(&request.salt) };
-    let is_in = |_: &_| index.held(rank.id(), &prompt).tokens().gpu > 0;
+    let is_in = |_: &_| index.held(rank.id(), &request.key()).tokens().gpu > 0;
     rank.wait_for(is_in).await.is_ok()
 }
 

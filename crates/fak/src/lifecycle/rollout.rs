@@ -295,15 +295,9 @@ impl Owner {
         let last = moves.len() - 1;
         let mut ended = (Ending::Done, String::new());
         for (at, mv) in moves.into_iter().enumerate() {
-            let row = match self.planned(end.request(mv), &look).await? {
-                Planned::Refused(row) => *row,
-                Planned::Ready { request, calls, intent } => {
-                    self.worker.door.shut();
-                    let check = check.as_ref().filter(|_| at == last);
-                    let with = With { check, version: end.version.as_deref() };
-                    self.call(&request, &calls, intent, with).await?
-                }
-            };
+            let check = check.as_ref().filter(|_| at == last);
+            let with = With { check, version: end.version.as_deref() };
+            let row = self.sent(end.request(mv), &look, with).await?;
             ended = push(rows, row);
             if ended.1 == Reason::TierNotKept.as_str() {
                 // The worker serves, without what it was to keep: told, and no reason to hold it.
@@ -320,6 +314,17 @@ impl Owner {
             return Ok(ended);
         }
         Ok((Ending::Failed, "not_serving".to_owned()))
+    }
+
+    /// The row of what was sent for `request`, or of why nothing was.
+    async fn sent(&mut self, request: Request, look: &Look, with: With<'_>) -> Result<Row, Error> {
+        match self.planned(request, look).await? {
+            Planned::Refused(row) => Ok(*row),
+            Planned::Ready { request, calls, intent } => {
+                self.worker.door.shut();
+                self.call(&request, &calls, intent, with).await
+            }
+        }
     }
 
     fn is_awake(&self) -> bool {
@@ -352,8 +357,7 @@ impl Owner {
         {
             rows.push(self.notice_unnamed(look).await?);
         }
-        let mut observed = translate::observed(&look.observation);
-        let mut shown = translate::observed_json(&look.observation);
+        let (mut observed, mut shown) = translate::seen(&look.observation);
         if let Some(check) = check {
             self.check(check, &mut observed, &mut shown).await;
         }
@@ -376,12 +380,7 @@ impl Owner {
         look: &Look,
         rows: &mut Vec<Row>,
     ) -> Result<(Ending, String), Error> {
-        let row = match self.planned(request, look).await? {
-            Planned::Refused(row) => *row,
-            Planned::Ready { request, calls, intent } => {
-                self.call(&request, &calls, intent, With::default()).await?
-            }
-        };
+        let row = self.sent(request, look, With::default()).await?;
         let is_awake = row.reason == Refusal::AlreadyAwake.as_str();
         let ended = push(rows, row);
         let is_waking = self.state.phase() == Phase::Waking;
@@ -421,8 +420,7 @@ impl Owner {
     /// a name.
     pub(super) async fn notice_unnamed(&mut self, look: &Look) -> Result<Row, store::Error> {
         let asked = weights::marked(Value::Null, true);
-        let shown = translate::observed_json(&look.observation);
-        let observed = translate::observed(&look.observation);
+        let (observed, shown) = translate::seen(&look.observation);
         let row = self.notice_as(Move::Weights, asked, &observed, shown).await?;
         self.state.weights_epoch = Some(row.seq);
         Ok(row)

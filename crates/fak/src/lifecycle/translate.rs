@@ -162,9 +162,14 @@ pub(crate) fn answered_json(answered: &Answer) -> Value {
     }
 }
 
+/// An observation, for the kernel and for the ledger.
+pub(super) fn seen(seen: &Observation) -> (witness::Observed, Value) {
+    (observed(seen), observed_json(seen))
+}
+
 /// What was observed, for the ledger: what could be read, and nothing for what the engine does not
 /// offer.
-pub(super) fn observed_json(seen: &Observation) -> Value {
+fn observed_json(seen: &Observation) -> Value {
     let mut object = Map::new();
     put(&mut object, "is_paused", &seen.is_paused, |flag| json!(flag));
     put(&mut object, "is_sleeping", &seen.is_sleeping, |flag| json!(flag));
