@@ -19,6 +19,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::AdminState;
+use super::error::Error;
 use super::refusal;
 use crate::fleet::View;
 use crate::lifecycle::{self, Ending, Request};
@@ -114,9 +115,9 @@ async fn run(
     };
     let acts = workers.iter().map(|worker| act(&state, worker, mv));
     let ends = join_all(acts).await;
-    let is_done = ends.iter().all(|end| end.ending == Ending::Done);
-    if !is_done {
-        return partial(&ends);
+    let endings: Vec<_> = ends.iter().map(|end| end.ending).collect();
+    if let Some(error) = Error::partial(&endings) {
+        return partial(&ends, &error);
     }
     let is_partly_asleep = ends.iter().any(|end| end.phase() == Some(Phase::Waking));
     if matches!(mv, Move::Wake { .. }) && is_partly_asleep {
@@ -205,16 +206,11 @@ fn meant(state: &AdminState, worker: Option<&str>) -> Result<Vec<Arc<str>>, Inva
     Ok(meant)
 }
 
-/// Not every worker did as asked: 409 where the others refused and nothing changed there, 502 where
-/// one failed.
-fn partial(ends: &[End]) -> Response {
-    let has_failed = ends.iter().any(|end| end.ending == Ending::Failed);
-    let status = if has_failed { StatusCode::BAD_GATEWAY } else { StatusCode::CONFLICT };
-    let done = ends.iter().filter(|end| end.ending == Ending::Done).count();
-    let message = format!("done on {done} of {} workers", ends.len());
-    let mut body = envelope(status, &message, None);
+/// Not every worker did as asked.
+fn partial(ends: &[End], error: &Error) -> Response {
+    let mut body = envelope(error.status(), error.message(), None);
     body["workers"] = ends.iter().map(tell).collect();
-    (status, Json(body)).into_response()
+    (error.status(), Json(body)).into_response()
 }
 
 fn tell(end: &End) -> Value {

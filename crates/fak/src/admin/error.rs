@@ -10,7 +10,7 @@ use http::header::CONTENT_TYPE;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::lifecycle;
+use crate::lifecycle::{self, Ending};
 use crate::store;
 
 /// What went wrong.
@@ -27,6 +27,24 @@ impl Error {
     pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         let (message, param, beside) = (message.into(), None, Vec::new());
         Self { status, code, message, param, beside }
+    }
+
+    /// An action that ended so, and not as asked.
+    pub(super) fn undone(ending: Ending, message: impl Into<String>) -> Self {
+        match ending {
+            Ending::Refused => Self::new(StatusCode::CONFLICT, "refused", message),
+            Ending::Done | Ending::Failed => Self::new(StatusCode::BAD_GATEWAY, "failed", message),
+        }
+    }
+
+    /// An action on several workers; none where all are done. It is refused only where nothing
+    /// failed: then those that are not done are as they were.
+    pub(super) fn partial(endings: &[Ending]) -> Option<Self> {
+        let count = |wanted| endings.iter().filter(|ending| **ending == wanted).count();
+        let (done, of) = (count(Ending::Done), endings.len());
+        let worst = if count(Ending::Failed) > 0 { Ending::Failed } else { Ending::Refused };
+        let error = || Self::undone(worst, format!("done on {done} of {of} workers"));
+        (done < of).then(error)
     }
 
     /// A request that cannot be read, and the part of it that is at fault.
@@ -54,7 +72,6 @@ impl Error {
         self.status
     }
 
-    #[cfg(test)]
     pub(super) fn message(&self) -> &str {
         &self.message
     }

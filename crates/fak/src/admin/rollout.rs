@@ -13,7 +13,6 @@ use axum::response::{IntoResponse as _, Response};
 use fak_kernel::Phase;
 use fak_kernel::witness::{Level, Mode, Weights};
 use futures_util::future::join_all;
-use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::AdminState;
@@ -184,20 +183,9 @@ fn text(ending: Ending, reason: &str, row: Option<&Row>, held_by: Option<&str>) 
 }
 
 fn answer(ends: Vec<(Ending, Value)>) -> Response {
-    let done = ends.iter().filter(|(ending, _)| *ending == Ending::Done).count();
-    let has_failed = ends.iter().any(|(ending, _)| *ending == Ending::Failed);
-    let (is_done, of) = (done == ends.len(), ends.len());
-    let workers: Value = ends.into_iter().map(|(_, told)| told).collect();
-    if is_done {
-        return Json(json!({ "done": true, "workers": workers })).into_response();
+    let (endings, workers): (Vec<_>, Vec<_>) = ends.into_iter().unzip();
+    match Error::partial(&endings) {
+        None => Json(json!({ "done": true, "workers": workers })).into_response(),
+        Some(error) => error.with("done", false).with("workers", workers).into_response(),
     }
-    let (status, code) = if has_failed {
-        (StatusCode::BAD_GATEWAY, "failed")
-    } else {
-        (StatusCode::CONFLICT, "refused")
-    };
-    Error::new(status, code, format!("done on {done} of {of} workers"))
-        .with("done", false)
-        .with("workers", workers)
-        .into_response()
 }

@@ -76,16 +76,14 @@ impl Extra for Force {
 }
 
 fn override_hold(to: &mut Map<String, Value>, holder: Option<&str>, force: bool) {
-    if let Some(holder) = holder {
-        to.insert("holder".to_owned(), holder.into());
-    }
+    text(to, "holder", holder);
     flag(to, "force", force);
 }
 
 /// Options of a stop.
 #[derive(Debug, Args)]
 pub struct Stop {
-    /// What happens to requests in flight; keep for a pause and wait for a sleep where not said.
+    /// What happens to requests in flight; where not said, wait, and keep for a pause.
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
     /// Keep the connector's tiers; refused where that is not proven to work.
@@ -245,7 +243,7 @@ impl<E: Extra> Action<E> {
 }
 
 impl Stop {
-    fn add(&self, to: &mut Map<String, Value>) {
+    pub(super) fn add(&self, to: &mut Map<String, Value>) {
         if let Some(mode) = self.mode {
             to.insert("mode".to_owned(), word(mode));
         }
@@ -260,6 +258,12 @@ impl Stop {
 pub(super) fn flag(to: &mut Map<String, Value>, name: &str, is_set: bool) {
     if is_set {
         to.insert(name.to_owned(), true.into());
+    }
+}
+
+pub(super) fn text(to: &mut Map<String, Value>, name: &str, text: Option<&str>) {
+    if let Some(text) = text {
+        to.insert(name.to_owned(), text.into());
     }
 }
 

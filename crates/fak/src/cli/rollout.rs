@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::Exit;
-use super::action::{Mode, Weights, flag, word};
+use super::action::{Stop, Weights, flag, text, word};
 use super::client::{Client, Error};
 use super::table::{self, Table};
 
@@ -39,18 +39,8 @@ struct Begin {
     /// 1 keeps the weights in host memory, 2 drops them; 1 where not said.
     #[arg(long, value_name = "1|2", value_parser = clap::value_parser!(u8).range(1..=2))]
     level: Option<u8>,
-    /// What happens to requests in flight; wait where not said.
-    #[arg(long, value_enum)]
-    mode: Option<Mode>,
-    /// Keep the connector's tiers; refused where that is not proven to work.
-    #[arg(long)]
-    keep_tier: bool,
-    /// Go on where they cannot be kept.
-    #[arg(long)]
-    allow_evict: bool,
-    /// How long requests may take to end, in milliseconds.
-    #[arg(long, value_name = "MS")]
-    drain_ms: Option<u64>,
+    #[command(flatten)]
+    stop: Stop,
     /// Record what the engine answers to fixed prompts, to compare after the wake. Requests that
     /// run beside them (abort, keep) can change an answer.
     #[arg(long)]
@@ -101,15 +91,8 @@ impl Begin {
         if let Some(level) = self.level {
             body.insert("level".to_owned(), level.into());
         }
-        if let Some(mode) = self.mode {
-            body.insert("mode".to_owned(), word(mode));
-        }
-        flag(&mut body, "keep_tier", self.keep_tier);
-        flag(&mut body, "allow_evict", self.allow_evict);
+        self.stop.add(&mut body);
         flag(&mut body, "canary", self.canary);
-        if let Some(ms) = self.drain_ms {
-            body.insert("drain_ms".to_owned(), ms.into());
-        }
         Value::Object(body)
     }
 }
@@ -125,12 +108,6 @@ impl End {
             body.insert("canary".to_owned(), canary.into());
         }
         Value::Object(body)
-    }
-}
-
-fn text(to: &mut Map<String, Value>, name: &str, text: Option<&str>) {
-    if let Some(text) = text {
-        to.insert(name.to_owned(), text.into());
     }
 }
 
