@@ -60,6 +60,15 @@ impl Drop for Fak {
     }
 }
 
+/// The `fak` at `path`, or one that is [built](build).
+///
+/// # Errors
+///
+/// It does not build.
+pub fn built(path: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    path.map_or_else(build, Ok)
+}
+
 /// Builds `fak` as this program was built, and tells where it is.
 ///
 /// # Errors

@@ -55,15 +55,13 @@ pub struct Hunt {
 impl Hunt {
     /// For simulated engines, which do everything at once.
     pub fn simulated(seed: u64, steps: usize) -> Self {
-        let (workers, restarts, trains) = (2, 4, true);
-        let tells = false;
         Self {
             seed,
             steps,
-            workers,
-            restarts,
-            trains,
-            tells,
+            workers: 2,
+            restarts: 4,
+            trains: true,
+            tells: false,
             probe_every_ms: 50,
             first_byte_ms: 100,
         }
@@ -71,18 +69,10 @@ impl Hunt {
 
     /// For a real engine.
     pub fn real(seed: u64, steps: usize) -> Self {
-        let (workers, restarts, trains) = (1, 1, true);
-        let tells = false;
-        Self {
-            seed,
-            steps,
-            workers,
-            restarts,
-            trains,
-            tells,
-            probe_every_ms: 100,
-            first_byte_ms: 500,
-        }
+        let (workers, restarts) = (1, 1);
+        let (probe_every_ms, first_byte_ms) = (100, 500);
+        let simulated = Self::simulated(seed, steps);
+        Self { workers, restarts, probe_every_ms, first_byte_ms, ..simulated }
     }
 
     /// Hunts with several gateways at once, each with engines of its own and a part of the steps.

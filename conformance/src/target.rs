@@ -37,6 +37,15 @@ pub struct Endpoints {
     pub replay: String,
 }
 
+/// Which engine is behind fak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    /// A real one.
+    Vllm,
+    /// The simulator.
+    Sim,
+}
+
 /// An engine that can be started again.
 pub trait Target {
     /// `vllm` or `sim`.

@@ -4,19 +4,19 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use fak_conformance::fak;
 use fak_conformance::hunt::{Hunt, simulated};
 use fak_conformance::scenario::Profile;
-use fak_conformance::target::Vllm;
+use fak_conformance::target::{Kind, Vllm};
 
 /// Does everything that can be done to engines behind `fak serve`, and holds each claim against
 /// what the engine reused
 #[derive(Debug, Parser)]
 struct Options {
     /// The engines behind fak
-    #[arg(long, value_enum, default_value_t = Engine::Sim)]
-    engine: Engine,
+    #[arg(long, value_enum, default_value_t = Kind::Sim)]
+    engine: Kind,
     /// Requests and actions, at least
     #[arg(long, default_value_t = 20_000)]
     steps: usize,
@@ -38,28 +38,19 @@ struct Options {
     fak: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Engine {
-    Vllm,
-    Sim,
-}
-
 fn main() -> anyhow::Result<ExitCode> {
     let options = Options::parse();
-    let binary = match options.fak {
-        Some(path) => path,
-        None => fak::build()?,
-    };
+    let binary = fak::built(options.fak)?;
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     let mut out = std::io::stdout();
     writeln!(out, "seed {seed}: FAK_SEED={seed} makes the same choices")?;
     let started = std::time::Instant::now();
     let tally = match options.engine {
-        Engine::Sim => {
+        Kind::Sim => {
             let hunt = Hunt::simulated(seed, options.steps);
             Hunt { tells: options.tell, ..hunt }.run(&binary, options.lanes, simulated)?
         }
-        Engine::Vllm => {
+        Kind::Vllm => {
             let keeps = if options.keep_tier { Profile::KeepTier } else { Profile::Offload };
             let hunt = Hunt::real(seed, options.steps);
             Hunt { tells: options.tell, ..hunt }.run(&binary, 1, |_| (Vllm::default(), keeps))?

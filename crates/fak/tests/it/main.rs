@@ -7,5 +7,6 @@ mod engine;
 mod events;
 mod gateway;
 mod lifecycle;
+mod owners;
 mod run;
 mod store;

@@ -1,21 +1,18 @@
 //! The control API on a real socket, over simulated engines with their owners and a ledger.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use fak::admin::{self, Access, AdminState, Parts};
 use fak::engine::{Client, Endpoints, Engine, Secret, Timeouts};
 use fak::events::recorder::Recorder;
-use fak::events::stream::Sink;
 use fak::fleet::{Door, Fleet, Worker};
-use fak::lifecycle::{Config, Lifecycle};
+use fak::lifecycle::Lifecycle;
 use fak::runtime::{OnExit, TaskGroup};
 use fak::sessions::{self, Sessions};
 use fak::store::Store;
-use fak_index::{Index, Limits, RankOptions};
+use fak_index::{Index, Limits};
 use fak_kernel::vocab::PerTier;
 use fak_sim::{Binds, Connector, Sim, SimConfig};
 use http::{HeaderMap, Request, StatusCode};
@@ -24,6 +21,8 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
+
+use crate::owners;
 
 pub(crate) struct Rig {
     pub(crate) sims: Vec<Sim>,
@@ -71,28 +70,8 @@ impl Rig {
         let store = Store::open("sqlite::memory:").await.unwrap();
         let index = Arc::new(Index::new(7, Limits::default()));
         let recorder = Arc::new(Recorder::new(0));
-        let config = Config {
-            fleet: fleet.clone(),
-            store: store.clone(),
-            sink: Sink {
-                index: Arc::clone(&index),
-                options: RankOptions::default(),
-                recorder: Arc::clone(&recorder),
-                notes: None,
-            },
-            events: BTreeMap::new(),
-            // Tests look when they want to know.
-            probe_every: Duration::from_secs(3600),
-            failures_max: 1,
-            patience: Duration::from_secs(60),
-            settle_within: Duration::from_secs(10),
-        };
-        let (lifecycle, owners) = Lifecycle::new(&config);
-        let mut tasks = TaskGroup::new();
-        for owner in owners {
-            let stop = tasks.shutdown();
-            tasks.spawn("owner", OnExit::StopProcess, owner.run(stop));
-        }
+        let config = owners::config(&fleet, &store, &index, &recorder);
+        let (lifecycle, mut tasks) = owners::run(&config);
         let opened = Sessions::open(store.clone(), sessions::Config::default()).await;
         let (sessions, keeper) = opened.unwrap();
         tasks.spawn("sessions", OnExit::StopProcess, keeper.run(tasks.shutdown()));

@@ -1,25 +1,23 @@
 //! A gateway over one simulated engine that has its owner and its events.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use fak::engine::{Client, Endpoints, Engine, Timeouts};
 use fak::events::recorder::Recorder;
-use fak::events::stream::Sink;
 use fak::fleet::{Door, Fleet, Worker};
 use fak::gateway;
 use fak::lifecycle::{Config, Lifecycle};
 use fak::runtime::{OnExit, TaskGroup};
 use fak::sessions::{self, Sessions};
 use fak::store::Store;
-use fak_index::{Index, Limits, RankOptions};
+use fak_index::{Index, Limits};
 use fak_kernel::rank::Trust;
 use fak_sim::{Binds, Sim, SimConfig};
 use http::StatusCode;
 use serde_json::json;
 
 use super::rig::{PATIENT, Rig};
+use crate::owners;
 
 /// Where tests ask.
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
@@ -48,31 +46,13 @@ impl Bridged {
         let engine = Engine::new(Client::new(None, Timeouts::default()).unwrap(), endpoints);
         let fleet = Fleet::new([Worker { id: "w0".into(), engine, door: Door::new() }]);
         let index = Arc::new(Index::new(7, Limits::default()));
-        let sink = Sink {
-            index: Arc::clone(&index),
-            options: RankOptions::default(),
-            recorder: Arc::new(Recorder::new(0)),
-            notes: None,
-        };
         let store = Store::open("sqlite::memory:").await.unwrap();
         let opened = Sessions::open(store.clone(), sessions::Config::default()).await;
         let (sessions, keeper) = opened.unwrap();
-        let config = Config {
-            fleet: fleet.clone(),
-            store,
-            sink,
-            events: BTreeMap::new(),
-            // The test looks when it wants to know.
-            probe_every: Duration::from_secs(3600),
-            failures_max: 1,
-            patience: PATIENT,
-            settle_within: PATIENT,
-        };
-        let (lifecycle, owners) = Lifecycle::new(&config);
-        let mut tasks = TaskGroup::new();
-        for owner in owners {
-            tasks.spawn("owner", OnExit::StopProcess, owner.run(tasks.shutdown()));
-        }
+        let recorder = Arc::new(Recorder::new(0));
+        let config = owners::config(&fleet, &store, &index, &recorder);
+        let config = Config { patience: PATIENT, settle_within: PATIENT, ..config };
+        let (lifecycle, mut tasks) = owners::run(&config);
         tasks.spawn("sessions", OnExit::StopProcess, keeper.run(tasks.shutdown()));
         let rig = Rig::around(fleet, index, gateway, Some(sessions.clone())).await;
         let bridged = Self { sim, rig, lifecycle, sessions, _tasks: tasks };

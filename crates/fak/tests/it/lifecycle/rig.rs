@@ -7,16 +7,17 @@ use std::time::Duration;
 use fak::engine::{Client, Control, Data, Endpoints, Engine, Outgoing, Timeouts};
 use fak::events::discover;
 use fak::events::recorder::Recorder;
-use fak::events::stream::Sink;
 use fak::fleet::{Door, Fleet, State, Worker};
 use fak::lifecycle::{Config, Events, Lifecycle, Request};
-use fak::runtime::{OnExit, TaskGroup};
+use fak::runtime::TaskGroup;
 use fak::store::{Filter, Row, Store};
-use fak_index::{Index, Limits, Prompt, RankOptions};
+use fak_index::{Index, Limits, Prompt};
 use fak_kernel::Tier;
 use fak_kernel::rank::Trust;
 use fak_kernel::witness::Move;
 use fak_sim::{Binds, Connector, Sim, SimConfig};
+
+use crate::owners;
 
 pub(crate) struct Rig {
     pub(crate) sim: Sim,
@@ -246,29 +247,8 @@ fn owned(
     index: &Arc<Index>,
     events: BTreeMap<Arc<str>, Events>,
 ) -> (Lifecycle, TaskGroup) {
-    let config = Config {
-        fleet: fleet.clone(),
-        store: store.clone(),
-        sink: Sink {
-            index: Arc::clone(index),
-            options: RankOptions::default(),
-            recorder: Arc::new(Recorder::new(64)),
-            notes: None,
-        },
-        events,
-        // Tests look when they want to know.
-        probe_every: Duration::from_secs(3600),
-        failures_max: 1,
-        patience: Duration::from_secs(60),
-        settle_within: Duration::from_secs(10),
-    };
-    let (lifecycle, owners) = Lifecycle::new(&config);
-    let mut tasks = TaskGroup::new();
-    for owner in owners {
-        let stop = tasks.shutdown();
-        tasks.spawn("owner", OnExit::StopProcess, owner.run(stop));
-    }
-    (lifecycle, tasks)
+    let recorder = Arc::new(Recorder::new(64));
+    owners::run(&Config { events, ..owners::config(fleet, store, index, &recorder) })
 }
 
 pub(crate) fn prompt(label: u32) -> Vec<u32> {
