@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 RIG = Path(__file__).parents[3] / "conformance/rig/engine"
-PORTS = {"--port": 8120, "--kv-port": 5577, "--replay-port": 5578}
+ANY_PORTS = ("--port", "0", "--kv-port", "0", "--replay-port", "0")
 
 
 @contextmanager
 def engine(*options: str) -> Iterator[str]:
     """Its address, once it answers."""
-    ports = [text for name, port in PORTS.items() for text in (name, str(port))]
-    command = [sys.executable, str(RIG), "serve", *ports, *options, "--until-stdin-closes"]
+    command = [sys.executable, str(RIG), "serve", *ANY_PORTS, *options, "--until-stdin-closes"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as started:

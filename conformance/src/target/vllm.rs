@@ -9,11 +9,15 @@ use anyhow::{Context, bail, ensure};
 use super::{BLOCK_BYTES, Endpoints, GPU_BLOCKS, MODEL_LEN_MAX, TIER_BLOCKS, Target};
 use crate::scenario::Profile;
 
+/// The rig takes one that is free.
+const ANY_PORT: &str = "0";
+
 /// A vLLM started through `conformance/rig/engine`; it keeps its ports over a restart.
 #[derive(Debug, Default)]
 pub struct Vllm {
     process: Option<Child>,
-    ports: Option<[u16; 3]>,
+    /// Where it listened first.
+    endpoints: Option<Endpoints>,
 }
 
 impl Vllm {
@@ -27,6 +31,13 @@ impl Vllm {
         drop(process.stdin.take());
         process.wait().context("the rig cannot be waited for")?;
         Ok(())
+    }
+
+    /// Those of the first start.
+    fn ports(&self) -> [&str; 3] {
+        let Some(first) = &self.endpoints else { return [ANY_PORT; 3] };
+        [&first.base_url, &first.kv_events, &first.replay]
+            .map(|address| address.rsplit_once(':').map_or(ANY_PORT, |(_, port)| port))
     }
 }
 
@@ -44,14 +55,10 @@ impl Target for Vllm {
 
     async fn start(&mut self, profile: Profile) -> anyhow::Result<Endpoints> {
         self.stop()?;
-        let ports = match self.ports {
-            Some(ports) => ports,
-            None => *self.ports.insert(free_ports()?),
-        };
-        let [port, kv_port, replay_port] = ports.map(|port| port.to_string());
         let mut command = Command::new(rig());
-        command.args(["serve", "--until-stdin-closes", "--port", &port]);
-        command.args(["--kv-port", &kv_port, "--replay-port", &replay_port]);
+        command.args(["serve", "--until-stdin-closes"]);
+        let [http, events, replay] = self.ports();
+        command.args(["--port", http, "--kv-port", events, "--replay-port", replay]);
         command.args(["--gpu-blocks", &GPU_BLOCKS.to_string()]);
         command.args(["--max-model-len", &MODEL_LEN_MAX.to_string()]);
         command.args(["--tier-bytes", &(TIER_BLOCKS * BLOCK_BYTES).to_string()]);
@@ -78,7 +85,9 @@ impl Target for Vllm {
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
         ensure!(!line.is_empty(), "the rig ended before the engine was ready");
-        serde_json::from_str(&line).with_context(|| line.clone())
+        let endpoints: Endpoints = serde_json::from_str(&line).with_context(|| line.clone())?;
+        self.endpoints = Some(endpoints.clone());
+        Ok(endpoints)
     }
 }
 
@@ -112,16 +121,4 @@ impl Target for Running {
 
 fn rig() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("rig/engine")
-}
-
-/// Ports that were free a moment ago.
-fn free_ports() -> anyhow::Result<[u16; 3]> {
-    let mut ports = [0; 3];
-    let mut held = Vec::new();
-    for port in &mut ports {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
-        *port = listener.local_addr()?.port();
-        held.push(listener);
-    }
-    Ok(ports)
 }

@@ -3,15 +3,14 @@
 import http.client
 import json
 import os
-import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 BLOCK_TOKENS = 32  # the rig's engine
+ANY_PORTS = ("--port", "0", "--kv-port", "0", "--replay-port", "0")
 WAIT_SECONDS = 60  # for a state that comes within a second on an idle machine
 
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits_total"
@@ -26,16 +25,6 @@ def prompt(first: int, blocks: int) -> list[int]:
     return [100 + (first * 997 + at * 31) % 3900 for at in range(blocks * BLOCK_TOKENS + 1)]
 
 
-def free_ports(count: int) -> list[int]:
-    """All held until all are known, so that they differ."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
 def wait_until(holds: Callable[[], Any], what: str) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not holds():
@@ -45,26 +34,26 @@ def wait_until(holds: Callable[[], Any], what: str) -> None:
 
 
 class Engine:
-    """`options` are the rig's, `vllm` the engine's own; what the engine says goes to `log`."""
+    """`options` are the rig's, `vllm` the engine's own; what the engine says is in the file `log`."""
 
     def __init__(
         self, *options: str, launcher: str | None = None, vllm: tuple[str, ...] = ()
     ) -> None:
         launcher = launcher or os.environ["FAK_RIG"]
-        self.port, kv_port, replay_port = free_ports(3)
-        self.log = f"{tempfile.gettempdir()}/vllm-keep-tier-{self.port}.log"
-        ports = ["--port", self.port, "--kv-port", kv_port, "--replay-port", replay_port]
-        rig = [launcher, "serve", "--until-stdin-closes", "--log", self.log, *ports, *options]
+        rig = [launcher, "serve", "--until-stdin-closes", *ANY_PORTS, *options]
         self._rig = subprocess.Popen(
-            [str(part) for part in [*rig, "--", *vllm]],
+            [*rig, "--", *vllm],
             # The rig has its own interpreter and builds the path of the engine's packages.
             env={name: text for name, text in os.environ.items() if name != "PYTHONPATH"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        if not self._rig.stdout.readline():
-            raise RuntimeError(f"the engine did not start; see {self.log}")
+        line = self._rig.stdout.readline()
+        if not line:
+            raise RuntimeError("the engine did not start; the rig has said why")
+        ready = json.loads(line)
+        self.address, self.log = ready["base_url"].removeprefix("http://"), ready["log"]
 
     def stop(self) -> None:
         self._rig.stdin.close()
@@ -76,7 +65,7 @@ class Engine:
         return status, json.loads(text) if text else None
 
     def raw(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
+        connection = http.client.HTTPConnection(self.address, timeout=WAIT_SECONDS)
         try:
             connection.request(
                 method,
@@ -95,7 +84,7 @@ class Engine:
         return answer["choices"][0]["text"]
 
     def stream(self, tokens: list[int], max_tokens: int) -> "Stream":
-        return Stream(self.port, _request(tokens, max_tokens))
+        return Stream(self.address, _request(tokens, max_tokens))
 
     def counters(self) -> dict[str, float]:
         """Summed over labels; a series that has not appeared yet is 0."""
@@ -118,8 +107,8 @@ class Engine:
 class Stream:
     """A streamed completion, read on a thread of its own."""
 
-    def __init__(self, port: int, request: dict) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_SECONDS)
+    def __init__(self, address: str, request: dict) -> None:
+        self._connection = http.client.HTTPConnection(address, timeout=WAIT_SECONDS)
         options = {"stream": True, "stream_options": {"include_usage": True}}
         self._connection.request(
             "POST",
