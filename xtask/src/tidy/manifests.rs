@@ -30,7 +30,24 @@ pub(super) fn check(tree: &Tree) -> Vec<Violation> {
         }
         check_are_used(tree, manifest, &mut out);
     }
+    check_default_run(tree, &mut out);
     out
+}
+
+/// One package at most is what a bare `cargo run` runs: with two, cargo runs neither.
+fn check_default_run(tree: &Tree, out: &mut Vec<Violation>) {
+    let names = |manifest: &&Manifest| {
+        manifest.table.get("package").is_some_and(|package| package.get("default-run").is_some())
+    };
+    // A workspace of its own has a `cargo run` of its own.
+    let members = tree.manifests.iter().filter(|m| !m.table.contains_key("workspace"));
+    let named: Vec<_> = members.filter(names).collect();
+    if let [_, _, ..] = named[..] {
+        for manifest in named {
+            let message = "only one crate may have a default-run: it is what `cargo run` runs";
+            out.push(Violation::plain("default-run", &manifest.path, 1, message));
+        }
+    }
 }
 
 /// Every entry from a registry says why it is there, and takes no default features.
@@ -163,6 +180,25 @@ mod tests {
                       b = { version = \"1\", default-features = false }\n";
         let expected = ["dependency-reason b: say why, behind ` # ` on its line"];
         assert_eq!(broken("[workspace]\n", member, "use b::B;"), expected);
+    }
+
+    #[test]
+    fn a_bare_cargo_run_has_one_program_to_run() {
+        let member = |name: &str| {
+            format!(
+                "[package]\nname = \"{name}\"\ndefault-run = \"{name}\"\n\
+                 [lints]\nworkspace = true\n"
+            )
+        };
+        let of = |second: &str| {
+            let (a, root) = (member("a"), "[workspace]\n");
+            let files =
+                [("Cargo.toml", root), ("a/Cargo.toml", a.as_str()), ("b/Cargo.toml", second)];
+            check(&tree(&files)).into_iter().map(|v| v.place).collect::<Vec<_>>()
+        };
+        assert_eq!(of(MEMBER), [""; 0]);
+        assert_eq!(of(&member("b")), ["a/Cargo.toml", "b/Cargo.toml"]);
+        assert_eq!(of("[package]\nname = \"b\"\ndefault-run = \"b\"\n[workspace]\n"), [""; 0]);
     }
 
     #[test]
