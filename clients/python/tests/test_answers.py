@@ -21,6 +21,7 @@ from fak_client import (
     Failed,
     Refused,
     Session,
+    Standing,
     Unreachable,
     WitnessRow,
     Worker,
@@ -58,6 +59,12 @@ ROW: dict[str, Any] = {
     "answered": None,
     "observed": [1],
     "reason": "confirmed",
+    "standing": {
+        "stale": ["cpu"],
+        "weights_proven": True,
+        "suspect": False,
+        "weights_epoch": None,
+    },
 }
 
 
@@ -282,7 +289,8 @@ def test_both_clients_have_the_same_face() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("Worker", Worker), ("Row", WitnessRow), ("Session", Session)]
+    ("name", "kind"),
+    [("Worker", Worker), ("Row", WitnessRow), ("Standing", Standing), ("Session", Session)],
 )
 def test_the_types_are_those_that_fak_describes(name: str, kind: type) -> None:
     described = json.loads(OPENAPI.read_text())["components"]["schemas"][name]["properties"]

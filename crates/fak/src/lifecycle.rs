@@ -8,7 +8,6 @@
 mod act;
 mod canary;
 mod hold;
-mod inherited;
 mod learn;
 mod marker;
 mod own;

@@ -22,7 +22,7 @@ use tokio::sync::watch;
 pub use bounds::{JSON_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
 pub use hold::Hold;
 pub use ledger::{Change, ROWS_MAX};
-pub use row::{Filter, NewIntent, Outcome, Row, Tiers, word};
+pub use row::{Filter, NewIntent, Outcome, Row, Standing, Tiers, word};
 pub use session::{Run, SESSIONS_MAX, Session};
 
 use database::{Database, Kind};
@@ -144,7 +144,7 @@ impl Store {
     /// # Errors
     /// Those of [`Store::intent`].
     pub async fn note(&self, row: NewIntent, outcome: Outcome) -> Result<Row, Error> {
-        self.written(ledger::note(&self.database, &row, &outcome, &self.at())).await
+        self.written(ledger::note(&self.database, &row, outcome, &self.at())).await
     }
 
     /// The rows that `filter` names, at most [`ROWS_MAX`].
@@ -161,6 +161,14 @@ impl Store {
     /// Those of [`Store::rows`].
     pub async fn last_row(&self, worker: &str) -> Result<Option<Row>, Error> {
         self.run(ledger::last_row(&self.database, worker)).await
+    }
+
+    /// The newest row on `worker` that has a [`Standing`].
+    ///
+    /// # Errors
+    /// Those of [`Store::rows`].
+    pub async fn last_standing(&self, worker: &str) -> Result<Option<Row>, Error> {
+        self.run(ledger::last_standing(&self.database, worker)).await
     }
 
     /// Intents without an outcome, the newest first, at most [`ROWS_MAX`].

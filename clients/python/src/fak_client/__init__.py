@@ -17,7 +17,17 @@ from .errors import (
     Unauthorized,
     Unreachable,
 )
-from .model import Begun, Ended, Event, Hold, RolloutResult, Session, WitnessRow, Worker
+from .model import (
+    Begun,
+    Ended,
+    Event,
+    Hold,
+    RolloutResult,
+    Session,
+    Standing,
+    WitnessRow,
+    Worker,
+)
 
 __all__ = [
     "Answered",
@@ -35,6 +45,7 @@ __all__ = [
     "Refused",
     "RolloutResult",
     "Session",
+    "Standing",
     "Unauthorized",
     "Unreachable",
     "WitnessRow",

@@ -95,6 +95,20 @@ class Session:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """What of a worker its engine does not show."""
+
+    #: Tiers that may hold KV of other weights than those loaded.
+    stale: tuple[Tier, ...]
+    #: Whether weights are known to be loaded once the engine is awake.
+    weights_proven: bool
+    #: Whether a fixed prompt was answered otherwise than before the sleep.
+    suspect: bool
+    #: The row of the last change of weights by which no version moved.
+    weights_epoch: int | None
+
+
+@dataclass(frozen=True)
 class WitnessRow:
     """What was asked of a worker, answered and observed, and what became of its KV."""
 
@@ -120,6 +134,8 @@ class WitnessRow:
     answered: object
     observed: object
     reason: str
+    #: After the row; `None` where it was refused while another action ran.
+    standing: Standing | None
 
 
 @dataclass(frozen=True)

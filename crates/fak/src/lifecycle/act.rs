@@ -50,8 +50,8 @@ impl Refuser {
             asked: translate::refusal_json(why),
             ..new_intent(request.mv, request.session.clone())
         };
-        let weight_version = view.state.weight_version.as_deref();
-        let outcome = outcome(&verdict, weight_version, Value::Null, Value::Null);
+        // What holds after it is for the owner to say, who is at work.
+        let outcome = outcome(&verdict, &view.state, Value::Null, Value::Null);
         Ok(self.store.note(intent, outcome).await?)
     }
 }
@@ -211,10 +211,15 @@ impl Owner {
         with: With<'_>,
     ) -> Result<Row, Error> {
         let may_change = weights::may_change(request.mv, &self.state.standing);
-        let asked = weights::marked(translate::asked_json(calls), may_change);
-        let new = self.new_intent(request.mv, request.session.clone(), asked);
+        let unrecorded = self.judge_noticed(request.mv, &Observed::Nothing).next;
         let demotes = matches!(intent, Event::Intent { tiers, .. } if !tiers.is_empty());
-        let new = NewIntent { warm_demoted: demotes, ..new };
+        let asked = translate::asked_json(calls);
+        let new = NewIntent {
+            warm_demoted: demotes,
+            standing: Some(self.standing_for_ledger(&unrecorded)),
+            is_epoch: may_change,
+            ..self.new_intent(request.mv, request.session.clone(), asked)
+        };
         let seq = self.config.store.intent(new).await?;
         self.tell(intent).await;
         let epoch = self.state.weights_epoch;

@@ -18,7 +18,7 @@ use super::probe::{Look, Progress};
 use super::recovery::Recovery;
 use super::rows::{error_chain, new_intent, outcome, told};
 use super::version::Versions;
-use super::weights::{self, Inheritance};
+use super::weights;
 use super::{Command, learn, translate};
 use crate::events::blind::{self, Blindness};
 use crate::events::discover::{self, Source};
@@ -84,7 +84,8 @@ pub struct Owner {
     pub(super) slept: Option<Level>,
     /// Until it has ended, nobody is shown the ranks.
     pub(super) recovery: Recovery,
-    pub(super) inheritance: Inheritance,
+    /// The ledger was asked what the fak before left.
+    pub(super) has_inherited: bool,
 }
 
 /// Times that an engine which does not tell its connector is asked for it.
@@ -125,7 +126,7 @@ impl Owner {
             is_ending: false,
             slept: None,
             recovery: Recovery::default(),
-            inheritance: Inheritance::default(),
+            has_inherited: false,
         }
     }
 
@@ -209,6 +210,7 @@ impl Owner {
 
     pub(super) async fn take_in(&mut self, look: &Look) -> Result<(), store::Error> {
         self.recall_hold().await?;
+        self.inherit().await?;
         self.state.is_reachable = look.is_reachable();
         if !self.state.is_reachable {
             self.failures = self.failures.saturating_add(1);
@@ -220,17 +222,21 @@ impl Owner {
         self.failures = 0;
         let is_other_life = self.is_other_life(look);
         let was_heard = !self.ranks.is_empty();
-        if is_other_life {
-            self.tries = 0;
-            self.state.incarnation = look.incarnation();
-            self.recovery = Recovery::default();
-            // What is lost was the old life's, whatever the new one turns out to be.
-            self.notice(Move::Restart, look).await?;
-        }
-        if !self.has_learnt || is_other_life {
+        let is_first = self.tries == 0;
+        if is_first {
             self.learn().await;
         }
-        self.inherit(look).await?;
+        if is_other_life {
+            self.state.incarnation = look.incarnation();
+            self.recovery = Recovery::default();
+            // What is lost was the old life's, whatever the new one turns out to be. Of a life that
+            // ended before this fak began, the new one is all there is to go by.
+            self.notice(Move::Restart, look).await?;
+        }
+        if !is_first && (is_other_life || !self.has_learnt) {
+            self.tries = if is_other_life { 0 } else { self.tries };
+            self.learn().await;
+        }
         if !was_heard && !self.ranks.is_empty() {
             let (store, worker) = (&self.config.store, &self.worker.id);
             self.recovery = Recovery::begin(store, worker, look.incarnation().as_deref()).await;
@@ -363,14 +369,25 @@ impl Owner {
     /// Something happened that nobody asked fak for: beliefs first, then the row.
     pub(super) async fn notice(&mut self, mv: Move, look: &Look) -> Result<Row, store::Error> {
         let (observed, shown) = translate::seen(&look.observation);
-        self.notice_as(mv, Value::Null, &observed, shown).await
+        self.notice_as(mv, &observed, shown).await
     }
 
-    /// The same, where more was observed than a look shows, or somebody told.
+    /// The same, where more was observed than a look shows.
     pub(super) async fn notice_as(
         &mut self,
         mv: Move,
-        asked: Value,
+        observed: &Observed,
+        shown: Value,
+    ) -> Result<Row, store::Error> {
+        let is_epoch = self.takes_epoch(mv);
+        self.noticed(mv, is_epoch, observed, shown).await
+    }
+
+    /// The same, where it is known whether its row is the weights' epoch.
+    pub(super) async fn noticed(
+        &mut self,
+        mv: Move,
+        is_epoch: bool,
         observed: &Observed,
         shown: Value,
     ) -> Result<Row, store::Error> {
@@ -384,11 +401,10 @@ impl Owner {
             _ => self.tell(Event::Distrust { kv: verdict.kv }).await,
         }
         self.state.standing = verdict.next;
-        let intent = self.new_intent(mv, None, asked);
+        let intent = NewIntent { is_epoch, ..self.new_intent(mv, None, Value::Null) };
         let outcome = self.outcome(&verdict, Value::Null, shown);
         let row = self.record(intent, outcome).await?;
         told(&row, "noticed");
-        self.follow_weights(mv, row.seq);
         Ok(row)
     }
 
@@ -438,6 +454,7 @@ impl Owner {
     ) -> Result<Row, store::Error> {
         let row = self.config.store.note(intent, outcome).await?;
         self.state.last_witness = Some(row.seq);
+        self.state.weights_epoch = row.standing.as_ref().and_then(|s| s.weights_epoch);
         Ok(row)
     }
 
@@ -450,9 +467,12 @@ impl Owner {
 
     /// What a verdict says, for the ledger.
     pub(super) fn outcome(&self, verdict: &Verdict, answered: Value, observed: Value) -> Outcome {
-        let outcome = outcome(verdict, self.state.weight_version.as_deref(), answered, observed);
         let takes_requests = self.hold.is_none() || self.is_ending;
-        Outcome { serving: outcome.serving && takes_requests, ..outcome }
+        Outcome {
+            serving: verdict.serving() && takes_requests,
+            standing: Some(self.standing_for_ledger(&self.state.standing)),
+            ..outcome(verdict, &self.state, answered, observed)
+        }
     }
 
     pub(super) fn new_intent(&self, mv: Move, session: Option<String>, asked: Value) -> NewIntent {

@@ -178,6 +178,7 @@ mod tests {
             answered: Value::Null,
             observed: Value::Null,
             reason: String::new(),
+            standing: None,
         }
     }
 

@@ -12,7 +12,6 @@ use fak_kernel::Phase;
 use fak_kernel::witness::{
     Level, Mode, Move, Observed, Part, Parts, Reason, Refusal, SleepState, Weights,
 };
-use serde_json::Value;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::act::{Check, Planned, With};
@@ -21,7 +20,7 @@ use super::hold::Before;
 use super::owner::Owner;
 use super::probe::Look;
 use super::rows::Ending;
-use super::{Error, Request, translate, weights};
+use super::{Error, Request, translate};
 use crate::fleet;
 use crate::store::{self, Row};
 
@@ -364,7 +363,7 @@ impl Owner {
         if let Observed::State(state) = observed
             && state.canary == Some(false)
         {
-            let row = self.notice_as(Move::Drift, Value::Null, &observed, shown).await?;
+            let row = self.notice_as(Move::Drift, &observed, shown).await?;
             rows.push(row);
             return Ok((Ending::Failed, "canary_mismatch".to_owned()));
         }
@@ -419,11 +418,8 @@ impl Owner {
     /// Other weights are there by what a caller says, and no version moved: they have their row for
     /// a name.
     pub(super) async fn notice_unnamed(&mut self, look: &Look) -> Result<Row, store::Error> {
-        let asked = weights::marked(Value::Null, true);
         let (observed, shown) = translate::seen(&look.observation);
-        let row = self.notice_as(Move::Weights, asked, &observed, shown).await?;
-        self.state.weights_epoch = Some(row.seq);
-        Ok(row)
+        self.noticed(Move::Weights, true, &observed, shown).await
     }
 
     /// Other weights are there, and nobody names them: what was stated was of those before.

@@ -6,6 +6,7 @@ use fak_kernel::witness::{Level, Move, Verdict};
 use fak_kernel::{Evidence, Tier};
 use serde_json::Value;
 
+use crate::fleet::State;
 use crate::store::{NewIntent, Outcome, Row, Tiers};
 
 /// A row that says nothing yet but the action.
@@ -24,13 +25,15 @@ pub(super) fn new_intent(mv: Move, session: Option<String>) -> NewIntent {
         weight_version: None,
         warm_demoted: false,
         asked: Value::Null,
+        standing: None,
+        is_epoch: false,
     }
 }
 
-/// What a verdict says, for the ledger, of a worker with this weight version.
+/// What a verdict says, for the ledger, of a worker of this state.
 pub(super) fn outcome(
     verdict: &Verdict,
-    weight_version: Option<&str>,
+    state: &State,
     answered: Value,
     observed: Value,
 ) -> Outcome {
@@ -39,13 +42,14 @@ pub(super) fn outcome(
         phase: verdict.phase(),
         kv: verdict.kv.gpu,
         tiers: Tiers(tiers),
-        weight_version: weight_version.map(str::to_owned),
+        weight_version: state.weight_version.as_deref().map(str::to_owned),
         warm_demoted: !verdict.demoted.is_empty(),
-        serving: verdict.serving(),
+        serving: verdict.serving() && state.held_by.is_none(),
         evidence: verdict.evidence,
         answered,
         observed,
         reason: verdict.reason.as_str().to_owned(),
+        standing: None,
     }
 }
 

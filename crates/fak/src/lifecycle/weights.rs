@@ -6,9 +6,7 @@
 
 use fak_kernel::TierSet;
 use fak_kernel::witness::{Move, Standing, Weights};
-use serde_json::Value;
 
-use super::inherited::{Inherited, NEW_WEIGHTS};
 use super::owner::Owner;
 use super::probe::Look;
 use super::version::Versions;
@@ -16,36 +14,50 @@ use super::version::Versions;
 use crate::fleet;
 use crate::store;
 
-/// What a worker's owner has of the fak before.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Inheritance {
-    /// The ledger was asked.
-    is_read: bool,
-    /// The weights' epoch is the next row.
-    owes_epoch: bool,
-    /// The last row was of another process than the first look.
-    is_other_life: bool,
-}
-
 impl Owner {
-    /// Takes over what the ledger says of the worker, before anything else is noticed of it.
-    pub(super) async fn inherit(&mut self, look: &Look) -> Result<(), store::Error> {
-        if self.inheritance.is_read {
+    /// Takes over, once, what the ledger says of the worker and its engine does not show: one that
+    /// dropped its weights in a level 2 sleep reads as awake once it was woken, and one whose tiers
+    /// hold KV of other weights as any other. Where the process is another by now, that is noticed
+    /// as any restart.
+    pub(super) async fn inherit(&mut self) -> Result<(), store::Error> {
+        if self.has_inherited {
             return Ok(());
         }
-        let is_in_process = self.state.capabilities.connector.in_process;
-        let (store, life) = (&self.config.store, look.incarnation());
-        let read = Inherited::read(store, &self.worker.id, life.as_deref(), is_in_process);
-        let Inherited { stale, weights_proven, version, epoch, owes_epoch, is_other_life, .. } =
-            read.await?;
-        self.state.standing.stale = stale;
-        self.state.standing.weights_proven = weights_proven;
-        if let Some(version) = version {
-            self.state_version(&version);
+        if let Some(row) = self.last_row().await? {
+            let left = row.standing.unwrap_or(store::Standing {
+                stale: TierSet::ALL,
+                weights_proven: row.serving,
+                suspect: false,
+                weights_epoch: Some(row.seq),
+            });
+            let store::Standing { stale, weights_proven, suspect, weights_epoch } = left;
+            let now = self.state.standing;
+            self.state.standing = Standing { stale, weights_proven, suspect, ..now };
+            self.state.weights_epoch = weights_epoch;
+            self.state.incarnation = row.incarnation.map(Into::into);
+            if let Some(version) = row.weight_version {
+                self.state_version(&version);
+            }
         }
-        self.state.weights_epoch = epoch;
-        self.inheritance = Inheritance { is_read: true, owes_epoch, is_other_life };
+        self.has_inherited = true;
         Ok(())
+    }
+
+    /// The newest row that says what holds from it on; where none does, the newest, of which the
+    /// worst is to be thought.
+    async fn last_row(&self) -> Result<Option<store::Row>, store::Error> {
+        let (store, worker) = (&self.config.store, &self.worker.id);
+        match store.last_standing(worker).await? {
+            None => store.last_row(worker).await,
+            found => Ok(found),
+        }
+    }
+
+    /// What a later fak would find of this standing.
+    pub(super) fn standing_for_ledger(&self, standing: &Standing) -> store::Standing {
+        let Standing { stale, weights_proven, suspect, .. } = *standing;
+        let weights_epoch = self.state.weights_epoch;
+        store::Standing { stale, weights_proven, suspect, weights_epoch }
     }
 
     /// Takes in the version that the engine tells.
@@ -54,7 +66,6 @@ impl Owner {
         look: &Look,
         is_other_life: bool,
     ) -> Result<(), store::Error> {
-        let is_other_life = std::mem::take(&mut self.inheritance.is_other_life) || is_other_life;
         let Some(told) = &look.weight_version else { return Ok(()) };
         if is_other_life {
             self.versions = Versions::default();
@@ -77,25 +88,25 @@ impl Owner {
         !caps.connector.in_process && !caps.present().without(TierSet::GPU).is_empty()
     }
 
-    /// The epoch after a move that was noticed, whose row is `seq`.
-    pub(super) fn follow_weights(&mut self, mv: Move, seq: u64) {
-        let owed = std::mem::take(&mut self.inheritance.owes_epoch).then_some(seq);
-        self.state.weights_epoch = noticed(mv, owed.or(self.state.weights_epoch), seq);
+    /// Whether the row of a move that is noticed is the weights' epoch from here on.
+    pub(super) fn takes_epoch(&mut self, mv: Move) -> bool {
+        match mv {
+            // The version moved, and names the weights again.
+            Move::Weights => {
+                self.state.weights_epoch = None;
+                false
+            }
+            // A new process has the weights that it found, which may be those of any epoch before.
+            Move::Restart => self.state.weights_epoch.is_some(),
+            _ => false,
+        }
     }
 }
 
 /// Whether nothing was noticed of a worker yet, whatever the ledger left of it.
 pub(super) fn is_first(standing: &Standing) -> bool {
-    let Standing { stale, weights_proven, .. } = Standing::UNOBSERVED;
-    Standing { stale, weights_proven, ..*standing } == Standing::UNOBSERVED
-}
-
-/// What was asked, for the ledger, with a mark that a later fak reads.
-pub(super) fn marked(mut asked: Value, has_new_weights: bool) -> Value {
-    if has_new_weights {
-        asked[NEW_WEIGHTS] = true.into();
-    }
-    asked
+    let Standing { stale, weights_proven, suspect, .. } = Standing::UNOBSERVED;
+    Standing { stale, weights_proven, suspect, ..*standing } == Standing::UNOBSERVED
 }
 
 /// Whether `mv` puts other weights in place of those that a worker of this standing has, or may.
@@ -106,17 +117,6 @@ pub(super) fn may_change(mv: Move, before: &Standing) -> bool {
         Move::Wake { weights: Weights::Unproven, .. } => !before.weights_proven,
         Move::Wake { .. } => true,
         _ => false,
-    }
-}
-
-/// The epoch after a move that was noticed, whose row is `seq`.
-fn noticed(mv: Move, epoch: Option<u64>, seq: u64) -> Option<u64> {
-    match mv {
-        // The version moved, and names the weights again.
-        Move::Weights => None,
-        // A new process has the weights that it found, which may be those of any epoch before.
-        Move::Restart => epoch.map(|_| seq),
-        _ => epoch,
     }
 }
 
@@ -140,13 +140,5 @@ mod tests {
         }
         assert!(may_change(Move::Weights, &Standing::SERVING));
         assert!(!may_change(Move::Resume, &dropped));
-    }
-
-    #[test]
-    fn a_version_that_moved_names_the_weights_and_a_restart_takes_no_old_name() {
-        assert_eq!(noticed(Move::Weights, Some(3), 9), None);
-        assert_eq!(noticed(Move::Restart, Some(3), 9), Some(9));
-        assert_eq!(noticed(Move::Restart, None, 9), None);
-        assert_eq!(noticed(Move::Drift, Some(3), 9), Some(3));
     }
 }

@@ -58,6 +58,7 @@ fn row(seq: u64, action: Action, phase: Phase, kv: Disposition) -> Row {
         answered: serde_json::Value::Null,
         observed: serde_json::Value::Null,
         reason: "confirmed".to_owned(),
+        standing: None,
     }
 }
 
@@ -242,6 +243,8 @@ async fn bindings_totals_and_rest_outlive_the_process() {
         weight_version: None,
         warm_demoted: false,
         asked: serde_json::Value::Null,
+        standing: None,
+        is_epoch: false,
     };
     let outcome = Outcome {
         phase: Phase::Paused,
@@ -254,6 +257,7 @@ async fn bindings_totals_and_rest_outlive_the_process() {
         answered: serde_json::Value::Null,
         observed: serde_json::Value::Null,
         reason: "confirmed".to_owned(),
+        standing: None,
     };
     let seq = store.note(intent, outcome).await.expect("written").seq;
     while turn.dormancy().is_none() {

@@ -48,6 +48,10 @@ const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("migrations/0002_sqlite.sql"),
         postgres: include_str!("migrations/0002_postgres.sql"),
     },
+    Migration {
+        sqlite: include_str!("migrations/0003_sqlite.sql"),
+        postgres: include_str!("migrations/0003_postgres.sql"),
+    },
 ];
 
 /// Which database.

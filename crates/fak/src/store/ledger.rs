@@ -10,7 +10,7 @@ use sqlx::{Any, AnyConnection, AssertSqlSafe, Decode, Row as _, Type};
 
 use super::database::Database;
 use super::row::word::Word;
-use super::{Error, Filter, NewIntent, Outcome, Row, Tiers, bounds};
+use super::{Error, Filter, NewIntent, Outcome, Row, Standing, Tiers, bounds};
 
 /// Rows in one answer.
 pub const ROWS_MAX: u32 = 1000;
@@ -31,7 +31,7 @@ macro_rules! select {
             "SELECT seq, at, worker, rank, incarnation, session, action, level, phase, kv, tiers, ",
             "weight_version, CAST(warm_demoted AS INTEGER) AS warm_demoted, ",
             "CAST(serving AS INTEGER) AS serving, evidence, asked, answered, observed, reason, ",
-            "change FROM witness ",
+            "standing, change FROM witness ",
             $tail
         )
     };
@@ -83,12 +83,13 @@ pub(super) async fn outcome(
 pub(super) async fn note(
     database: &Database,
     row: &NewIntent,
-    outcome: &Outcome,
+    mut outcome: Outcome,
     at: &str,
 ) -> Result<Change, Error> {
     let mut write = database.write().await?;
     let place = insert_intent(&mut write, row, at).await?;
-    insert_outcome(&mut write, place, outcome, at).await?;
+    outcome.standing = of_row(outcome.standing, row, place.0);
+    insert_outcome(&mut write, place, &outcome, at).await?;
     let written = read_back(&mut write, place.0).await?;
     write.commit().await?;
     Ok(written)
@@ -130,6 +131,13 @@ pub(super) async fn last_row(database: &Database, worker: &str) -> Result<Option
     Ok(rows(database, &filter).await?.pop())
 }
 
+/// The newest row on `worker` that says what holds from it on.
+pub(super) async fn last_standing(database: &Database, worker: &str) -> Result<Option<Row>, Error> {
+    let sql = select!("WHERE worker = $1 AND standing IS NOT NULL ORDER BY seq DESC LIMIT 1");
+    let row = sqlx::query(sql).bind(worker).fetch_optional(database.reader()).await?;
+    row.map(|row| Ok(change(&row)?.row)).transpose()
+}
+
 /// Intents without an outcome, the newest first.
 pub(super) async fn open_intents(database: &Database) -> Result<Vec<Row>, Error> {
     let sql = select!("WHERE recorded_at IS NULL ORDER BY seq DESC LIMIT $1");
@@ -159,18 +167,19 @@ const CHANGES: &str = select!(
     ) ORDER BY change LIMIT $2"
 );
 
+const INTENT_PLACE: &str = "SELECT seq, change FROM witness_next";
+
 const INTENT: &str = "INSERT INTO witness_intents (seq, change, at, worker, rank, incarnation, \
-    session, action, level, weight_version, warm_demoted, asked) \
-    SELECT seq, change, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10 FROM witness_next \
-    RETURNING seq, change";
+    session, action, level, weight_version, warm_demoted, asked, standing) \
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
 
 const OUTCOME_PLACE: &str = "SELECT change, \
     (SELECT COUNT(*) FROM witness_intents WHERE seq = $1) AS intents, \
     (SELECT COUNT(*) FROM witness_outcomes WHERE seq = $1) AS outcomes FROM witness_next";
 
 const OUTCOME: &str = "INSERT INTO witness_outcomes (seq, change, recorded_at, phase, kv, tiers, \
-    weight_version, warm_demoted, serving, evidence, answered, observed, reason) \
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
+    weight_version, warm_demoted, serving, evidence, answered, observed, reason, standing) \
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
 
 /// Number and change of the new row.
 async fn insert_intent(
@@ -178,7 +187,11 @@ async fn insert_intent(
     row: &NewIntent,
     at: &str,
 ) -> Result<(i64, i64), Error> {
+    let place = sqlx::query(INTENT_PLACE).fetch_one(&mut *write).await?;
+    let place: (i64, i64) = (place.try_get("seq")?, place.try_get("change")?);
     let query = sqlx::query(INTENT)
+        .bind(place.0)
+        .bind(place.1)
         .bind(at)
         .bind(bounds::name("worker", &row.worker)?)
         .bind(row.rank.map(i64::from))
@@ -188,9 +201,20 @@ async fn insert_intent(
         .bind(row.level.map(i64::from))
         .bind(bounds::name_of("weight_version", &row.weight_version)?)
         .bind(row.warm_demoted)
-        .bind(bounds::json(&row.asked));
-    let place = query.fetch_one(write).await?;
-    Ok((place.try_get("seq")?, place.try_get("change")?))
+        .bind(bounds::json(&row.asked))
+        .bind(of_row(row.standing.clone(), row, place.0).as_ref().map(standing_json));
+    query.execute(write).await?;
+    Ok(place)
+}
+
+/// A standing in the row of `intent`, whose number is `seq`.
+fn of_row(standing: Option<Standing>, intent: &NewIntent, seq: i64) -> Option<Standing> {
+    let own = intent.is_epoch.then(|| natural(seq));
+    standing.map(|s| Standing { weights_epoch: own.or(s.weights_epoch), ..s })
+}
+
+fn standing_json(standing: &Standing) -> String {
+    serde_json::to_string(standing).expect("words and numbers are JSON")
 }
 
 async fn insert_outcome(
@@ -213,7 +237,8 @@ async fn insert_outcome(
         .bind(outcome.evidence.as_str())
         .bind(bounds::json(&outcome.answered))
         .bind(bounds::json(&outcome.observed))
-        .bind(bounds::reason("reason", &outcome.reason)?);
+        .bind(bounds::reason("reason", &outcome.reason)?)
+        .bind(outcome.standing.as_ref().map(standing_json));
     query.execute(write).await?;
     Ok(())
 }
@@ -256,6 +281,7 @@ fn change(row: &AnyRow) -> Result<Change, Error> {
         answered: columns.json::<Value>("answered")?,
         observed: columns.json::<Value>("observed")?,
         reason: columns.get("reason")?,
+        standing: columns.json_of::<Standing>("standing")?,
     };
     Ok(Change { number: columns.natural("change")?, row })
 }
@@ -307,8 +333,23 @@ impl<'a> Columns<'a> {
         &self,
         field: &'static str,
     ) -> Result<T, Error> {
-        let value = serde_json::from_str(&self.get::<String>(field)?);
-        value.map_err(|error| {
+        self.parse(field, &self.get::<String>(field)?)
+    }
+
+    /// As [`Columns::json`], where there is some.
+    pub(super) fn json_of<T: serde::de::DeserializeOwned>(
+        &self,
+        field: &'static str,
+    ) -> Result<Option<T>, Error> {
+        self.get::<Option<String>>(field)?.map(|text| self.parse(field, &text)).transpose()
+    }
+
+    fn parse<T: serde::de::DeserializeOwned>(
+        &self,
+        field: &'static str,
+        text: &str,
+    ) -> Result<T, Error> {
+        serde_json::from_str(text).map_err(|error| {
             self.corrupt(field, "is not the JSON it should be", Some(error.into()))
         })
     }

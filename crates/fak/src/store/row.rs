@@ -3,7 +3,7 @@
 //! Invariant: a row is never changed. One whose outcome was not recorded reads as unknown, not as
 //! whatever was intended.
 
-use fak_kernel::{Action, Disposition, Evidence, Phase, Tier};
+use fak_kernel::{Action, Disposition, Evidence, Phase, Tier, TierSet};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
@@ -79,6 +79,39 @@ impl<'de> Deserialize<'de> for Tiers {
     }
 }
 
+/// What of a worker its engine does not show, after a row: what a fak that starts again could not
+/// find out anew.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing {
+    /// The tiers that may hold KV of other weights than those loaded.
+    #[serde(with = "tier_set")]
+    pub stale: TierSet,
+    /// Whether weights are known to be loaded once the engine is awake.
+    pub weights_proven: bool,
+    /// Whether a fixed prompt was answered otherwise than before its sleep.
+    pub suspect: bool,
+    /// The row of the last change of weights by which no version moved.
+    pub weights_epoch: Option<u64>,
+}
+
+/// Writes and reads a set of tiers as their words, gpu first.
+mod tier_set {
+    use super::*;
+    use serde::de::Error;
+
+    pub(super) fn serialize<S: Serializer>(tiers: &TierSet, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(tiers.iter().map(Tier::as_str))
+    }
+
+    pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(
+        from: D,
+    ) -> Result<TierSet, D::Error> {
+        let words = Vec::<String>::deserialize(from)?;
+        let tiers: Option<TierSet> = words.iter().map(|word| Tier::parse(word)).collect();
+        tiers.ok_or_else(|| D::Error::custom("stale: a tier is no word"))
+    }
+}
+
 /// What is about to be done.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewIntent {
@@ -100,6 +133,11 @@ pub struct NewIntent {
     pub warm_demoted: bool,
     /// What is asked of the engine; null where fak only noticed.
     pub asked: Value,
+    /// What holds if no outcome follows.
+    pub standing: Option<Standing>,
+    /// Whether the row itself is the weights' epoch from here on, of its outcome too: its number
+    /// takes the place of the one that a standing names.
+    pub is_epoch: bool,
 }
 
 /// What came of it.
@@ -125,6 +163,8 @@ pub struct Outcome {
     pub observed: Value,
     /// Why the verdict reads so.
     pub reason: String,
+    /// What holds from here on; absent where whoever writes it does not know.
+    pub standing: Option<Standing>,
 }
 
 /// One witness row.
@@ -172,6 +212,8 @@ pub struct Row {
     pub observed: Value,
     /// Why the verdict reads so.
     pub reason: String,
+    /// What holds from here on; null where the row does not say.
+    pub standing: Option<Standing>,
 }
 
 /// Which rows to list.

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod faults;
+mod inherit;
 mod rig;
 mod rollout;
 mod weights;

@@ -15,8 +15,8 @@ mod urls;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 
-use fak::store::{NewIntent, Outcome, Store, Tiers};
-use fak_kernel::{Action, Disposition, Evidence, Phase, Tier};
+use fak::store::{NewIntent, Outcome, Standing, Store, Tiers};
+use fak_kernel::{Action, Disposition, Evidence, Phase, Tier, TierSet};
 use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use sqlx::{AnyConnection, AssertSqlSafe, Connection as _};
@@ -125,6 +125,8 @@ fn intent(worker: &str) -> NewIntent {
         weight_version: Some("v6".to_owned()),
         warm_demoted: true,
         asked: json!({ "path": "/sleep", "level": 1 }),
+        standing: Some(standing(TierSet::ALL)),
+        is_epoch: false,
     }
 }
 
@@ -143,7 +145,13 @@ fn outcome() -> Outcome {
         answered: json!({ "status": 200 }),
         observed: json!({ "is_sleeping": true }),
         reason: "as asked".to_owned(),
+        standing: Some(standing(TierSet::of(Tier::Cpu))),
     }
+}
+
+/// With these stale tiers, on weights that got their epoch with row 4.
+fn standing(stale: TierSet) -> Standing {
+    Standing { stale, weights_proven: true, suspect: false, weights_epoch: Some(4) }
 }
 
 /// What a row with this intent and no outcome says, but for `seq` and `at`.
@@ -154,6 +162,6 @@ fn unrecorded(intent: &NewIntent) -> Value {
         "phase": "error", "kv": "unknown", "tiers": { "gpu": "unknown" },
         "weight_version": intent.weight_version, "warm_demoted": intent.warm_demoted,
         "serving": false, "evidence": "none", "asked": intent.asked, "answered": null,
-        "observed": null, "reason": "unrecorded",
+        "observed": null, "reason": "unrecorded", "standing": intent.standing,
     })
 }

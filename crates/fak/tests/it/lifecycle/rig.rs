@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fak::engine::{Client, Control, Data, Endpoints, Engine, Outgoing, Timeouts};
+use fak::engine::{Client, Control, Data, Endpoints, Engine, Outgoing, Seen, Timeouts};
 use fak::events::discover;
 use fak::events::recorder::Recorder;
 use fak::fleet::{Door, Fleet, State, Worker};
@@ -26,7 +26,7 @@ pub(crate) struct Rig {
     store: Store,
     index: Arc<Index>,
     engine: Engine,
-    _tasks: TaskGroup,
+    tasks: TaskGroup,
 }
 
 struct Options {
@@ -90,7 +90,7 @@ impl Rig {
             events.insert("w".into(), named);
         }
         let (lifecycle, tasks) = owned(&fleet, &store, &index, events);
-        let rig = Self { sim, lifecycle, fleet, store, index, engine, _tasks: tasks };
+        let rig = Self { sim, lifecycle, fleet, store, index, engine, tasks };
         rig.look().await;
         rig.heard().await;
         rig
@@ -157,12 +157,37 @@ impl Rig {
         self.index.held(rank, &prompt).blocks.get(tier) as usize
     }
 
+    /// fak ends, and nobody looks at the engine.
+    pub(crate) async fn fak_ends(&mut self) {
+        let tasks = std::mem::replace(&mut self.tasks, TaskGroup::new());
+        assert_eq!(tasks.stop(Duration::from_secs(10)).await, 0, "they end by themselves");
+    }
+
+    /// fak is killed in the middle of a wake, once the engine is awake.
+    pub(crate) async fn fak_dies_in(&mut self, wake: Move) {
+        let lifecycle = self.lifecycle.clone();
+        let acting = tokio::spawn(async move { lifecycle.act("w", Request::new(wake)).await });
+        let is_awake = async {
+            while self.engine.observe().await.is_sleeping != Seen::Value(false) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), is_awake).await.unwrap();
+        std::mem::replace(&mut self.tasks, TaskGroup::new()).stop(Duration::ZERO).await;
+        assert!(acting.await.unwrap().is_err(), "nobody is left to answer");
+    }
+
     /// Another fak on the same ledger and engine, as after a restart.
     pub(crate) async fn second_fak(&self) -> Second {
+        self.fak_on(&self.store).await
+    }
+
+    /// Another fak on the same engine.
+    pub(crate) async fn fak_on(&self, store: &Store) -> Second {
         let worker = Worker { id: "w".into(), engine: self.engine.clone(), door: Door::new() };
         let fleet = Fleet::new([worker]);
         let index = Arc::new(Index::new(8, Limits::default()));
-        let (lifecycle, tasks) = owned(&fleet, &self.store, &index, BTreeMap::new());
+        let (lifecycle, tasks) = owned(&fleet, store, &index, BTreeMap::new());
         lifecycle.look("w").await.unwrap();
         Second { fleet, lifecycle, _tasks: tasks }
     }
@@ -235,6 +260,10 @@ pub(crate) struct Second {
 }
 
 impl Second {
+    pub(crate) async fn act(&self, mv: Move) -> Row {
+        self.lifecycle.act("w", Request::new(mv)).await.unwrap()
+    }
+
     pub(crate) fn state(&self) -> Arc<State> {
         Arc::clone(&self.fleet.snapshot().get("w").unwrap().state)
     }

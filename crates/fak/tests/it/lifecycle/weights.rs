@@ -28,7 +28,8 @@ async fn fak_loads_other_weights_where_it_may_before_the_kv_memory_wakes() {
         let row = rig.act(wake(Weights::Changed)).await;
         assert!(row.serving && row.reason == "confirmed", "{row:?}");
         let order = ["/wake_up?tags=weights", "reload", "/wake_up?tags=kv_cache", EXTERNAL];
-        assert_eq!(row.asked, json!({ "calls": order, "new_weights": true }));
+        assert_eq!(row.asked, json!({ "calls": order }));
+        assert_eq!(rig.state().weights_epoch, Some(row.seq));
         assert_eq!(row.kv, Disposition::Forgotten);
         assert_eq!(row.tiers.get(Tier::Cpu), Some(Disposition::Forgotten));
         assert_eq!(rig.claim(&prompt(1)), 0);
@@ -51,7 +52,8 @@ async fn where_it_may_not_the_worker_waits_with_its_weights_memory_awake_for_the
     }
     let row = rig.act(wake(Weights::Loaded)).await;
     let calls = ["/wake_up?tags=kv_cache", EXTERNAL];
-    assert_eq!(row.asked, json!({ "calls": calls, "new_weights": true }));
+    assert_eq!(row.asked, json!({ "calls": calls }));
+    assert_eq!(rig.state().weights_epoch, Some(row.seq));
     assert!(row.serving && row.reason == "confirmed", "{row:?}");
     rig.warm(&prompt(1)).await;
 }

@@ -4,7 +4,11 @@ use fak::store::{Error, Filter};
 
 use super::{Place, on_both};
 
-on_both!(rows_with_foreign_words_are_corrupt, sessions_with_foreign_words_are_corrupt);
+on_both!(
+    rows_with_foreign_words_are_corrupt,
+    a_standing_of_another_shape_is_corrupt,
+    sessions_with_foreign_words_are_corrupt,
+);
 
 const INTENT: &str = "INSERT INTO witness_intents (seq, change, at, worker, rank, action, level,
     warm_demoted, asked) VALUES ";
@@ -53,6 +57,22 @@ async fn rows_with_foreign_words_are_corrupt(place: &Place) {
         let is_told = matches!(&read, Err(Error::Corrupt { record, field, .. })
             if *record == expected && field == column);
         assert!(is_told, "{column}: {read:?}");
+    }
+}
+
+async fn a_standing_of_another_shape_is_corrupt(place: &Place) {
+    let store = place.open().await;
+    let truth = if place.is_sqlite { "1" } else { "TRUE" };
+    let good = GOOD.replace('B', truth);
+    let whole = "{\"stale\":[\"ssd\"],\"weights_proven\":true,\"suspect\":false,
+        \"weights_epoch\":null}";
+    for (seq, standing) in (1..).zip(["", "{}", "null", whole]) {
+        let intent = INTENT.replace("asked)", "asked, standing)");
+        let written = format!("{intent} ({seq}, {seq}, '', 'a', {good}, '{standing}')");
+        place.raw_run(&written).await.expect(standing);
+        let read = store.last_standing("a").await;
+        let is_told = matches!(&read, Err(Error::Corrupt { field: "standing", .. }));
+        assert!(is_told, "{standing}: {read:?}");
     }
 }
 

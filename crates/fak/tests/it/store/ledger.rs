@@ -1,11 +1,11 @@
 //! Rows: how they come to be, stay, and are found again.
 
 use fak::store::{Error, Filter, NewIntent, Outcome, ROWS_MAX, Row, Store};
-use fak_kernel::{Action, Disposition, Evidence, Phase};
+use fak_kernel::{Action, Disposition, Evidence, Phase, TierSet};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::{Place, intent, on_both, outcome, unrecorded};
+use super::{Place, intent, on_both, outcome, standing, unrecorded};
 
 on_both!(
     an_intent_without_an_outcome_reads_as_unknown,
@@ -19,6 +19,8 @@ on_both!(
     changes_come_in_the_order_of_writing,
     a_row_that_waits_is_told_before_rows_that_were_completed_later,
     rows_tell_when_they_were_written,
+    the_newest_standing_is_found_past_rows_that_have_none,
+    a_row_can_be_the_epoch_that_its_standing_names,
 );
 
 fn all() -> Filter {
@@ -64,6 +66,8 @@ async fn an_intent_that_demotes_nothing_and_names_nothing_reads_as_unknown_too(p
         weight_version: None,
         warm_demoted: false,
         asked: Value::Null,
+        standing: None,
+        is_epoch: false,
     };
     store.intent(bare.clone()).await.expect("written");
     assert_eq!(said(&store.open_intents().await.expect("read")[0]), unrecorded(&bare));
@@ -81,7 +85,9 @@ async fn an_outcome_completes_its_row_once(place: &Place) {
             + r#""tiers":{"gpu":"forgotten","cpu":"preserved"},"weight_version":"v7","#
             + r#""warm_demoted":true,"serving":false,"evidence":"observed","#
             + r#""asked":{"path":"/sleep","level":1},"answered":{"status":200},"#
-            + r#""observed":{"is_sleeping":true},"reason":"as asked"}"#
+            + r#""observed":{"is_sleeping":true},"reason":"as asked","#
+            + r#""standing":{"stale":["cpu"],"weights_proven":true,"suspect":false,"#
+            + r#""weights_epoch":4}}"#
     );
     assert_eq!(text, expected);
     assert_eq!(serde_json::from_str::<Row>(&text).expect("a row"), row);
@@ -268,4 +274,38 @@ async fn rows_tell_when_they_were_written(place: &Place) {
     let gone_ms = at.as_millisecond() - before.as_millisecond();
     assert!((0..60_000).contains(&gone_ms), "{} after {before}", row.at);
     assert_eq!(row.asked, json!({ "path": "/sleep", "level": 1 }));
+}
+
+async fn the_newest_standing_is_found_past_rows_that_have_none(place: &Place) {
+    let store = place.open().await;
+    let none =
+        (NewIntent { standing: None, ..intent("a") }, Outcome { standing: None, ..outcome() });
+    store.note(none.0.clone(), none.1.clone()).await.expect("written");
+    assert_eq!(store.last_standing("a").await.expect("read"), None);
+    let noted = store.note(intent("a"), outcome()).await.expect("written");
+    store.note(none.0.clone(), none.1.clone()).await.expect("written");
+    store.note(intent("b"), outcome()).await.expect("written");
+    assert_eq!(store.last_standing("a").await.expect("read"), Some(noted));
+    let seq = store.intent(intent("a")).await.expect("written");
+    let open = store.last_standing("a").await.expect("read").expect("a row");
+    assert_eq!((open.seq, open.standing), (seq, Some(standing(TierSet::ALL))));
+    // One past the owner, while an action runs.
+    store.note(none.0, none.1).await.expect("written");
+    let row = store.outcome(seq, outcome()).await.expect("written");
+    assert_eq!(store.last_standing("a").await.expect("read"), Some(row));
+}
+
+async fn a_row_can_be_the_epoch_that_its_standing_names(place: &Place) {
+    let store = place.open().await;
+    let epoch = |row: Option<Row>| row.and_then(|row| row.standing).and_then(|s| s.weights_epoch);
+    let own = NewIntent { is_epoch: true, ..intent("a") };
+    for seq in [1, 2] {
+        let row = store.note(own.clone(), outcome()).await.expect("written");
+        assert_eq!((row.seq, epoch(Some(row))), (seq, Some(seq)));
+    }
+    let seq = store.intent(own).await.expect("written");
+    assert_eq!(epoch(store.last_standing("a").await.expect("read")), Some(seq));
+    // Whoever writes the outcome knows the number.
+    let row = store.outcome(seq, outcome()).await.expect("written");
+    assert_eq!(epoch(Some(row)), Some(4));
 }

@@ -1,6 +1,7 @@
 //! What the schema itself refuses, and how it comes to be.
 
 use fak::store::{Error, Filter, Store};
+use fak_kernel::Disposition;
 
 use super::{Place, file, intent, on_both, outcome};
 
@@ -8,6 +9,7 @@ on_both!(
     the_ledger_refuses_to_be_changed,
     opening_again_changes_nothing,
     what_is_written_is_synced_to_disk,
+    rows_of_a_fak_that_told_no_standing_are_kept,
     a_schema_from_a_newer_fak_is_refused,
 );
 
@@ -30,13 +32,14 @@ async fn the_ledger_refuses_to_be_changed(place: &Place) {
     if place.is_sqlite {
         refused.extend([
             "REPLACE INTO witness_intents SELECT seq, change, at, 'x', rank, incarnation, session,
-                action, level, weight_version, warm_demoted, asked FROM witness_intents",
+                action, level, weight_version, warm_demoted, asked, standing FROM witness_intents",
             "REPLACE INTO witness_intents SELECT seq + 2, change, at, 'x', rank, incarnation,
-                session, action, level, weight_version, warm_demoted, asked FROM witness_intents",
+                session, action, level, weight_version, warm_demoted, asked, standing
+                FROM witness_intents",
             "REPLACE INTO witness_outcomes SELECT * FROM witness_outcomes",
             "REPLACE INTO witness_outcomes SELECT seq + 1, change, recorded_at, phase, kv, tiers,
-                weight_version, warm_demoted, serving, evidence, answered, observed, reason
-                FROM witness_outcomes",
+                weight_version, warm_demoted, serving, evidence, answered, observed, reason,
+                standing FROM witness_outcomes",
         ]);
     } else {
         refused.extend(["TRUNCATE witness_intents CASCADE", "TRUNCATE witness_outcomes"]);
@@ -54,7 +57,36 @@ async fn opening_again_changes_nothing(place: &Place) {
     let again = place.open().await;
     assert_eq!(again.rows(&Filter::default()).await.expect("read"), [row]);
     let more = place.raw_run("DELETE FROM fak_migrations WHERE version > 0").await;
-    assert_eq!(more.expect("deleted"), 2, "two migrations, each done once");
+    assert_eq!(more.expect("deleted"), 3, "three migrations, each done once");
+}
+
+async fn rows_of_a_fak_that_told_no_standing_are_kept(place: &Place) {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/migrations");
+    let kind = if place.is_sqlite { "sqlite" } else { "postgres" };
+    if place.is_sqlite {
+        std::fs::File::create(place.url.trim_start_matches("sqlite:")).expect("a file");
+    }
+    for number in ["0001", "0002"] {
+        let file = format!("{folder}/{number}_{kind}.sql");
+        let sql = std::fs::read_to_string(&file).expect(&file);
+        place.raw_run(&sql).await.expect(&file);
+    }
+    let truth = if place.is_sqlite { "1" } else { "TRUE" };
+    let before = format!(
+        "CREATE TABLE fak_migrations (version BIGINT PRIMARY KEY, at TEXT NOT NULL);
+         INSERT INTO fak_migrations VALUES (1, ''), (2, '');
+         INSERT INTO witness_intents VALUES (1, 1, '', 'a', NULL, 'one', NULL, 'sleep', 2, 'v1',
+             {truth}, 'null');
+         INSERT INTO witness_outcomes VALUES (1, 2, '', 'sleeping', 'forgotten',
+             '{{\"gpu\":\"forgotten\"}}', 'v1', {truth}, {truth}, 'observed', 'null', 'null', '');"
+    );
+    place.raw_run(&before).await.expect("written");
+    let store = place.open().await;
+    let row = store.last_row("a").await.expect("read").expect("it is there");
+    assert_eq!((row.seq, row.kv, &row.standing), (1, Disposition::Forgotten, &None));
+    assert_eq!(store.last_standing("a").await.expect("read"), None);
+    let next = store.note(intent("a"), outcome()).await.expect("written");
+    assert_eq!((next.seq, next.standing.is_some()), (2, true));
 }
 
 async fn a_schema_from_a_newer_fak_is_refused(place: &Place) {
