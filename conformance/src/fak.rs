@@ -75,7 +75,9 @@ pub fn built(path: Option<PathBuf>) -> anyhow::Result<PathBuf> {
 ///
 /// It does not build.
 pub fn build() -> anyhow::Result<PathBuf> {
-    let mut cargo = Command::new(env!("CARGO"));
+    // Where `cargo run` started this program it says which cargo; else the one on the path chooses
+    // the toolchain as it does by hand.
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--locked", "--package", "fak", "--bin", "fak"]);
     cargo.args(["--message-format", "json-render-diagnostics"]);
     if !cfg!(debug_assertions) {
