@@ -32,34 +32,43 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Experiments on an engine. They change its state: for one that serves nobody.
-    Bench(bench::BenchArgs),
+    /// Serve OpenAI clients from a fleet of vLLM workers until SIGTERM or Ctrl-C.
+    Serve(ServeArgs),
     /// The settings of `fak serve`, without serving.
     Config {
         /// What to do with them.
         #[command(subcommand)]
         command: ConfigCommand,
     },
-    /// Run a trace of tool calls against an engine and audit what it reused.
-    Run(RunArgs),
     /// Sessions, and the workers behind them. Asks the fak of FAK_ADDR, with the key of FAK_KEY.
     Session(session::SessionArgs),
+    /// Workers. Asks the fak of FAK_ADDR, with the key of FAK_KEY.
+    Worker(worker::WorkerArgs),
     /// Workers that time-share their devices with a trainer. Asks the fak of FAK_ADDR, with the key
     /// of FAK_KEY.
     Rollout(rollout::RolloutArgs),
-    /// Workers. Asks the fak of FAK_ADDR, with the key of FAK_KEY.
-    Worker(worker::WorkerArgs),
-    /// Serve OpenAI clients from a fleet of vLLM workers until SIGTERM or Ctrl-C.
-    Serve(ServeArgs),
-    /// Serve a simulated vLLM until Ctrl-C.
-    Sim(SimArgs),
     /// What each action means for each cache tier, and what became of those that were done.
     Witness {
         /// What to show.
         #[command(subcommand)]
         command: WitnessCommand,
     },
+    /// Run a trace of tool calls against an engine and audit what it reused.
+    Run(RunArgs),
+    /// Experiments on an engine. They change its state: for one that serves nobody.
+    Bench(bench::BenchArgs),
+    /// Serve a simulated vLLM until Ctrl-C.
+    Sim(SimArgs),
 }
+
+/// How the clients of the control API end their help.
+const CLIENT_HELP: &str = "\
+Environment:
+  FAK_ADDR  where fak is; default http://127.0.0.1:8080
+  FAK_KEY   its admin key, where it has one: FAK_ADMIN_KEY of fak serve
+
+Exit codes: 0 done, 1 failed or not proven to be done, 2 refused and nothing changed, 64 bad
+usage.";
 
 /// What `fak config` does.
 #[derive(Debug, Subcommand)]
@@ -169,13 +178,16 @@ Settings come from flags, then the environment, then the file, then defaults.
 
 Environment:
   FAK_LISTEN         where to listen; default 127.0.0.1:8080
-  FAK_DB             sqlite:PATH or postgres://USER@HOST:PORT/NAME; default: a SQLite file in
-                     $XDG_STATE_HOME/fak
+  FAK_DB             sqlite:PATH, sqlite::memory: or postgres://USER@HOST:PORT/NAME; default: a
+                     SQLite file in $XDG_STATE_HOME/fak, or in ~/.local/state/fak
   FAK_ADMIN_KEY      what control has to show, as a bearer token; needed beyond loopback
   FAK_VLLM_API_KEY   the workers' API key, sent to them alone
   FAK_CACHE_SALT_KEY key of the digest behind cache salts; a public one where it is not set
-  FAK_VLLM_BASE_URL  the one worker, where neither --worker nor the file names any
+  FAK_VLLM_BASE_URL  the one worker, where nothing else names any; with FAK_VLLM_WORKER_ID,
+                     FAK_VLLM_METRICS_URL, FAK_VLLM_KV_EVENTS, FAK_VLLM_KV_REPLAY (fak run --help)
   FAK_LOG            log filter, as in fak=debug; default: warn
+
+Exit codes: 0 stopped by a signal, 1 failed, 64 bad usage or configuration.
 
 File (--config), with the defaults:
   listen = \"127.0.0.1:8080\"
@@ -192,17 +204,17 @@ File (--config), with the defaults:
   allow_reload_weights = false  # a wake on other weights has the engine load its checkpoint
   isolation = false             # each tenant's cache apart; clients' salts do not count
   [weights]
-  salt = \"off\"                # version: every cache_salt carries the weight version
+  salt = \"off\"                  # version: every cache_salt carries the weight version
   [[worker]]
   id = \"vllm-0\"
   url = \"http://gpu-0:8000/v1\"
-  kv = \"tcp://gpu-0:5557\"      # where /kv_event_sources cannot tell
+  kv = \"tcp://gpu-0:5557\"       # where /kv_event_sources cannot tell
   replay = \"tcp://gpu-0:5558\"
   defer_aborts = false          # true for prefill and decode pairs: no abort while it is at rest
   [[key]]                       # clients show one as a bearer token; without any, none is asked for
   tenant = \"alice\"
-  authority = \"fak\"           # two of them may use one tenant name
-  env = \"ALICE_KEY\"           # or file = \"/run/secrets/alice\": never the secret itself";
+  authority = \"fak\"             # two of them may use one tenant name
+  env = \"ALICE_KEY\"             # or file = \"/run/secrets/alice\": never the secret itself";
 
 /// Arguments of `fak serve`.
 #[derive(Debug, Args)]
@@ -211,7 +223,7 @@ pub struct ServeArgs {
     /// The settings' file, TOML.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Where to listen.
+    /// Where to listen [default: 127.0.0.1:8080].
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<String>,
     /// A worker: ID=URL, with its event sockets where the engine cannot tell them:
@@ -221,7 +233,7 @@ pub struct ServeArgs {
     /// Serve this many simulated workers, embedded in this process.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub sim: usize,
-    /// The database.
+    /// The database of the ledger, the sessions and the holds [default: as for FAK_DB].
     #[arg(long, value_name = "URL")]
     pub db: Option<String>,
 }

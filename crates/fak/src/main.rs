@@ -1,9 +1,9 @@
 //! Parse, build, run, exit code.
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use fak::cli::{Cli, Exit};
+use fak::cli::{Cli, Exit, client};
 use fak::config::{self, names};
 use fak::{app, telemetry};
 
@@ -23,8 +23,20 @@ fn main() -> ExitCode {
     };
     match runtime.block_on(app::run(cli)) {
         Ok(exit) => exit.into(),
+        // Who reads has read enough, as `head` does: nothing is wrong that needs telling.
+        Err(error) if is_broken_pipe(&error.cause) => error.exit.into(),
         Err(error) => end(&format!("fak: {:#}\n", error.cause), error.exit),
     }
+}
+
+/// Whether stdout is gone; a connection that broke has another error around it.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let ours = error.downcast_ref::<io::Error>();
+    let of_clients = error.downcast_ref::<client::Error>().and_then(|error| match error {
+        client::Error::Output(error) => Some(error),
+        _ => None,
+    });
+    ours.or(of_clients).is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// Says why on stderr, where talk goes. If even that fails, the exit code is all that is left.

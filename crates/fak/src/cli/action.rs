@@ -101,6 +101,7 @@ pub struct Stop {
 #[derive(Debug, Args)]
 pub struct Pause<E: Args> {
     /// Which.
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub id: String,
     /// Drop the cache as well.
     #[arg(long)]
@@ -117,6 +118,7 @@ pub struct Pause<E: Args> {
 #[derive(Debug, Args)]
 pub struct Resume<E: Args> {
     /// Which.
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub id: String,
     /// What else.
     #[command(flatten)]
@@ -127,6 +129,7 @@ pub struct Resume<E: Args> {
 #[derive(Debug, Args)]
 pub struct Sleep<E: Args> {
     /// Which.
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub id: String,
     /// 1 keeps the weights in host memory, 2 drops them. It has no default.
     #[arg(long, value_name = "1|2")]
@@ -143,6 +146,7 @@ pub struct Sleep<E: Args> {
 #[derive(Debug, Args)]
 pub struct Wake<E: Args> {
     /// Which.
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub id: String,
     /// What to wake; all where not said.
     #[arg(long = "tag", value_enum, value_name = "TAG")]
@@ -159,6 +163,7 @@ pub struct Wake<E: Args> {
 #[derive(Debug, Args)]
 pub struct Reset<E: Args> {
     /// Which.
+    #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub id: String,
     /// Drop the connector's tiers as well.
     #[arg(long)]
@@ -213,9 +218,12 @@ impl<E: Extra> Action<E> {
             Self::Sleep(args) => {
                 let level = args.level.filter(|level| matches!(level, 1 | 2));
                 let level = level.ok_or_else(|| {
-                    let message = "sleep needs --level 1 or --level 2; to stop without dropping \
-                                   anything, use pause";
-                    Error::Usage(message.to_owned())
+                    let instead = args.level.map(|level| format!(", not {level}"));
+                    Error::Usage(format!(
+                        "sleep needs --level 1 or --level 2{}; to stop without dropping anything, \
+                         use pause",
+                        instead.unwrap_or_default()
+                    ))
                 })?;
                 options.insert("level".to_owned(), level.into());
                 args.stop.add(&mut options);

@@ -40,7 +40,7 @@ pub enum Error {
     #[error("FAK_KEY holds a byte that no HTTP header can carry")]
     BadKey,
     /// Nobody answers.
-    #[error("no fak answers at {address}")]
+    #[error("no fak answers at {address} (from FAK_ADDR, or its default)")]
     Unreachable {
         /// Where.
         address: String,
@@ -60,7 +60,7 @@ pub enum Error {
     #[error("fak ended the connection")]
     Ended,
     /// fak refused or failed.
-    #[error("{}", .failure.error.message)]
+    #[error("{}{}", .failure.error.message, where_the_key_goes(*.status))]
     Failed {
         /// With this status.
         status: StatusCode,
@@ -117,7 +117,8 @@ impl Client {
     pub fn from_environment() -> Result<Self, Error> {
         let text =
             |name| config::process_environment(name).map(|v| v.to_string_lossy().into_owned());
-        let address = text(names::ADDR).unwrap_or_else(|| "http://127.0.0.1:8080".to_owned());
+        let address = text(names::ADDR).filter(|address| !address.is_empty());
+        let address = address.unwrap_or_else(|| "http://127.0.0.1:8080".to_owned());
         let key = config::process_environment(names::KEY);
         let key = key.map(|key| key.into_string().map_err(|_| Error::BadKey)).transpose()?;
         Self::new(&address, key.as_deref().filter(|key| !key.is_empty()))
@@ -193,7 +194,7 @@ impl Client {
         path: &str,
         body: Option<&Value>,
     ) -> Result<http::Response<Incoming>, Error> {
-        let url = format!("{}://{}{path}", self.scheme, self.authority);
+        let url = format!("{}{path}", self.address());
         let mut request = Request::builder().method(method).uri(url);
         if let Some(key) = &self.key {
             request = request.header(AUTHORIZATION, key);
@@ -207,7 +208,7 @@ impl Client {
             .body(Full::new(Bytes::from(body)))
             .map_err(|error| Error::Usage(format!("no such path: {error}")))?;
         self.http.request(request).await.map_err(|error| Error::Unreachable {
-            address: self.authority.to_string(),
+            address: self.address(),
             source: Box::new(error),
         })
     }
@@ -230,8 +231,16 @@ impl Client {
     }
 
     fn not_fak(&self, problem: String) -> Error {
-        Error::NotFak { address: self.authority.to_string(), problem }
+        Error::NotFak { address: self.address(), problem }
     }
+
+    fn address(&self) -> String {
+        format!("{}://{}", self.scheme, self.authority)
+    }
+}
+
+fn where_the_key_goes(status: StatusCode) -> &'static str {
+    if status == StatusCode::UNAUTHORIZED { "; FAK_KEY holds it here" } else { "" }
 }
 
 /// Without a name or a password, and with a port that is a number, if any.

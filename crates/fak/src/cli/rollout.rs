@@ -13,6 +13,7 @@ use super::table::{self, Table};
 
 /// Arguments of `fak rollout`.
 #[derive(Debug, Args)]
+#[command(after_help = super::CLIENT_HELP)]
 pub struct RolloutArgs {
     /// Print JSON.
     #[arg(long, global = true)]

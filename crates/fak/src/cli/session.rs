@@ -1,9 +1,9 @@
 //! `fak session`: sessions, and the workers behind them.
 
 use clap::{Args, Subcommand};
-use serde_json::json;
+use serde_json::{Map, Value};
 
-use super::action::{Action, Force, ask};
+use super::action::{Action, Extra as _, Force, ask, flag};
 use super::client::{Client, Error, segment};
 use super::table::{self, Table};
 use super::{Exit, worker};
@@ -11,6 +11,7 @@ use crate::admin::json::Session;
 
 /// Arguments of `fak session`.
 #[derive(Debug, Args)]
+#[command(after_help = super::CLIENT_HELP)]
 pub struct SessionArgs {
     /// Print JSON.
     #[arg(long, global = true)]
@@ -31,6 +32,7 @@ enum SessionCommand {
     /// Show one session.
     Status {
         /// Its name.
+        #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
         id: String,
     },
     #[command(flatten)]
@@ -38,6 +40,7 @@ enum SessionCommand {
     /// Put what a session left in caches out of reach.
     Quarantine {
         /// Its name.
+        #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
         id: String,
         #[command(flatten)]
         how: How,
@@ -73,14 +76,17 @@ pub async fn run(args: &SessionArgs, client: &Client) -> Result<Exit, Error> {
         }
         SessionCommand::Act(action) => ask(client, "sessions", action.to_request()?, as_json).await,
         SessionCommand::Quarantine { id, how, force } => {
-            let mut options =
-                if how.flush { json!({"flush": true}) } else { json!({"isolate": true}) };
-            if force.force {
-                options["force"] = true.into();
-            }
-            ask(client, "sessions", (id, "quarantine", options), as_json).await
+            ask(client, "sessions", (id, "quarantine", quarantine(how, force)), as_json).await
         }
     }
+}
+
+fn quarantine(how: &How, force: &Force) -> Value {
+    let mut options = Map::new();
+    flag(&mut options, "flush", how.flush);
+    flag(&mut options, "isolate", how.isolate);
+    force.add(&mut options);
+    Value::Object(options)
 }
 
 async fn list(client: &Client, as_json: bool) -> Result<Exit, Error> {
@@ -100,4 +106,18 @@ async fn list(client: &Client, as_json: bool) -> Result<Exit, Error> {
     }
     table.print(&sessions, as_json)?;
     Ok(Exit::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_quarantine_asks_for_all_that_was_said() {
+        let how = How { flush: true, isolate: false };
+        let force = Force { holder: Some("trainer-7".into()), force: true };
+        let asked = json!({"flush": true, "holder": "trainer-7", "force": true});
+        assert_eq!(quarantine(&how, &force), asked);
+    }
 }

@@ -52,6 +52,7 @@ pub(super) fn object(data: &impl Serialize, as_json: bool) -> io::Result<()> {
             let value = match value {
                 Value::String(text) => text,
                 Value::Null => "-".to_owned(),
+                value if name.ends_with("_at") => time(&value),
                 other => other.to_string(),
             };
             table.add_row([name, visible(&value)]);
@@ -61,6 +62,12 @@ pub(super) fn object(data: &impl Serialize, as_json: bool) -> io::Result<()> {
         column.set_padding((0, 2));
     }
     write(&format!("{}\n", table.trim_fmt()))
+}
+
+/// Milliseconds since 1970 as rows write a time; anything else as it is.
+fn time(value: &Value) -> String {
+    let at = value.as_i64().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
+    at.map_or_else(|| value.to_string(), |at| format!("{at:.3}"))
 }
 
 /// Prints one row as a line, or as JSON on one line.
@@ -114,4 +121,16 @@ fn write(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_time_reads_as_it_does_in_a_row() {
+        assert_eq!(time(&json!(1_795_989_158_845_i64)), "2026-11-29T21:52:38.845Z");
+        assert_eq!(time(&json!(true)), "true");
+    }
 }

@@ -16,6 +16,7 @@ const NEWEST: usize = 50;
 
 /// Arguments of `fak witness ls`.
 #[derive(Debug, Args)]
+#[command(after_help = super::CLIENT_HELP)]
 pub struct LsArgs {
     /// On this worker.
     #[arg(long, value_name = "ID")]
@@ -50,6 +51,7 @@ enum Kv {
 
 /// Arguments of `fak witness tail`.
 #[derive(Debug, Args)]
+#[command(after_help = super::CLIENT_HELP)]
 pub struct TailArgs {
     /// Print JSON, a row a line.
     #[arg(long)]

@@ -10,6 +10,7 @@ use crate::admin::json::Worker;
 
 /// Arguments of `fak worker`.
 #[derive(Debug, Args)]
+#[command(after_help = super::CLIENT_HELP)]
 pub struct WorkerArgs {
     /// Print JSON.
     #[arg(long, global = true)]
@@ -26,6 +27,7 @@ enum WorkerCommand {
     /// Show one worker.
     Status {
         /// Its name.
+        #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
         id: String,
     },
     #[command(flatten)]

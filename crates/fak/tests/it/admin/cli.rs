@@ -76,8 +76,11 @@ async fn exit_codes_tell_done_failed_refused_and_bad_usage_apart() {
     for line in ["session sleep mine", "session sleep mine --level 0", "worker sleep w0"] {
         let said = fak(&rig, line).await;
         assert_eq!((said.code, said.out.as_str()), (64, ""), "{line}");
+        let names_the_value = !line.contains("--level") || said.err.contains("not 0");
+        assert!(names_the_value, "{line}: {}", said.err);
         assert!(said.err.contains("use pause"), "{line}: {}", said.err);
     }
+    assert_eq!(run(command(&rig.url(), &["worker", "sleep", "", "--level", "1"])).await.code, 64);
     for line in [
         "session quarantine mine",
         "session quarantine mine --flush --isolate",
@@ -164,7 +167,7 @@ async fn the_key_of_the_environment_is_shown_to_fak_and_to_nobody_else() {
     let rig = Rig::with_key("s3cret").await;
     let said = fak(&rig, "worker ls").await;
     assert_eq!(said.code, 2, "{}", said.err);
-    assert!(said.err.contains("admin key"), "{}", said.err);
+    assert!(said.err.contains("admin key") && said.err.contains("FAK_KEY"), "{}", said.err);
     let mut keyed = command(&rig.url(), &["worker", "ls"]);
     keyed.env("FAK_KEY", "s3cret");
     assert_eq!(run(keyed).await.code, 0);
@@ -180,7 +183,8 @@ async fn where_no_fak_answers_the_client_says_so() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let said = run(command(&format!("http://{free}"), &["worker", "ls"])).await;
     assert_eq!(said.code, 1);
-    assert!(said.err.contains(&format!("no fak answers at {free}")), "{}", said.err);
+    assert!(said.err.contains(&format!("no fak answers at http://{free}")), "{}", said.err);
+    assert!(said.err.contains("FAK_ADDR"), "{}", said.err);
     assert_eq!(run(command("http://u:p@h", &["worker", "ls"])).await.code, 64);
     let rig = Rig::start(1).await;
     let engine = rig.sims[0].base_url();
