@@ -22,7 +22,7 @@ use super::doubt::Findings;
 use crate::admin::{self, Access, AdminState};
 use crate::cli::{Exit, ServeArgs};
 use crate::config;
-use crate::config::serve::{Flags, Raw, Serve};
+use crate::config::serve::{Flags, Raw, Serve, embedded_id};
 use crate::engine::{Client, Endpoints, Engine, Isolation, Stamp, Timeouts};
 use crate::events::discover;
 use crate::events::recorder::Recorder;
@@ -32,7 +32,7 @@ use crate::gateway::{self, Gateway, Hold, Key, ServeConfig, WeightsSalt};
 use crate::lifecycle::{self, Lifecycle};
 use crate::runtime::{OnExit, TaskGroup};
 use crate::sessions::{self, Sessions};
-use crate::store::Store;
+use crate::store::{self, Store};
 use crate::telemetry::Registry;
 
 /// Cache events that are remembered for who asks.
@@ -70,11 +70,11 @@ pub(super) async fn serve(args: ServeArgs) -> Result<Exit, Error> {
     let at = listener.local_addr().map_err(Error::failed)?;
     let app = App::build(&settings, fleet).await?;
     writeln!(std::io::stderr(), "fak serve: http://{at}").map_err(Error::failed)?;
-    app.run(listener, &settings).await;
+    let exit = app.run(listener, &settings).await;
     for sim in sims {
         sim.stop().await;
     }
-    Ok(Exit::Done)
+    Ok(exit)
 }
 
 /// The ledger. What goes wrong is told with the file's name; a server's URL may hold a password.
@@ -89,7 +89,11 @@ async fn open_store(settings: &Serve) -> Result<Store, Error> {
         std::os::unix::fs::DirBuilderExt::mode(&mut private, 0o700);
         private.create(folder).map_err(|error| failed(error.into()))?;
     }
-    Store::open(&settings.db).await.map_err(|error| failed(error.into()))
+    Store::open(&settings.db).await.map_err(|error| match error {
+        // As any other setting that cannot be used.
+        store::Error::BadUrl(_) => Error { exit: Exit::Usage, ..failed(error.into()) },
+        error => failed(error.into()),
+    })
 }
 
 /// Everything that runs, wired.
@@ -158,8 +162,9 @@ impl App {
         Ok(Self { gateway, control, store, serving, tasks })
     }
 
-    /// Serves until a signal or the end of a critical task, then lets go in order.
-    async fn run(self, listener: tokio::net::TcpListener, settings: &Serve) {
+    /// Serves until a signal or the end of a critical task, then lets go in order. Only the signal
+    /// is an end that was asked for.
+    async fn run(self, listener: tokio::net::TcpListener, settings: &Serve) -> Exit {
         let Self { gateway, control, store, serving, tasks } = self;
         let cutoff = gateway.cutoff();
         let service = move |request: Request<Incoming>| {
@@ -179,18 +184,26 @@ impl App {
         let served = gateway::serve(listener, service, config, (stop, cutoff));
         let critical = tasks.shutdown();
         let signalled = async {
-            tokio::select! {
-                () = signal() => tracing::info!("stopping"),
-                () = critical.requested() => tracing::error!("stopping: a part has ended"),
-            }
+            let exit = tokio::select! {
+                () = signal() => {
+                    tracing::info!("stopping");
+                    Exit::Done
+                }
+                () = critical.requested() => {
+                    tracing::error!("stopping: a part has ended");
+                    Exit::Failed
+                }
+            };
             serving.stop(Duration::ZERO).await;
+            exit
         };
-        let (aborted, _) = tokio::join!(served, signalled);
+        let (aborted, exit) = tokio::join!(served, signalled);
         if aborted > 0 {
             tracing::warn!(aborted, "connections did not end in time");
         }
         tasks.stop(OWNERS_WITHIN).await;
         store.close().await;
+        exit
     }
 }
 
@@ -241,7 +254,7 @@ fn workers(settings: &Serve, sims: &[Sim]) -> Result<Vec<Worker>, Error> {
         settings.workers.iter().map(|spec| worker(&spec.id, spec.endpoints.clone())).collect();
     for (number, sim) in sims.iter().enumerate() {
         let endpoints = Endpoints::new(&sim.base_url()).map_err(Error::failed)?;
-        workers.push(worker(&format!("sim-{number}"), endpoints));
+        workers.push(worker(&embedded_id(number), endpoints));
     }
     Ok(workers)
 }

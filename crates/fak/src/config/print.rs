@@ -161,14 +161,26 @@ fn key_fields(key: &super::keys::KeySpec) -> Vec<(&'static str, Value)> {
     vec![("tenant", key.tenant.clone().into()), ("authority", key.authority.clone().into()), place]
 }
 
-/// `scheme://user:(secret)@host/…`.
+/// `scheme://user:(secret)@host/…?password=(secret)`.
 fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let authority = rest.find('/').map_or(rest, |end| &rest[..end]);
-    let Some((user, host)) = authority.rsplit_once('@') else { return url.to_owned() };
-    let user = user.split_once(':').map_or(user, |(user, _)| user);
-    let path = &rest[authority.len()..];
-    format!("{scheme}://{user}:(secret)@{host}{path}")
+    let (place, query) = rest.split_once('?').map_or((rest, None), |(p, q)| (p, Some(q)));
+    let authority = place.find('/').map_or(place, |end| &place[..end]);
+    let path = &place[authority.len()..];
+    let named = authority.rsplit_once('@').and_then(|(u, host)| Some((u.split_once(':')?.0, host)));
+    let mut shown = match named {
+        Some((user, host)) => format!("{scheme}://{user}:(secret)@{host}{path}"),
+        None => format!("{scheme}://{place}"),
+    };
+    let blank = |pair: &str| match pair.starts_with("password=") {
+        true => "password=(secret)".to_owned(),
+        false => pair.to_owned(),
+    };
+    if let Some(query) = query {
+        shown.push('?');
+        shown.push_str(&query.split('&').map(blank).collect::<Vec<_>>().join("&"));
+    }
+    shown
 }
 
 fn line(text: &mut String, what: &str, origin: Option<Origin>) {
@@ -201,6 +213,20 @@ mod tests {
         let lookup =
             |name: &str| env.iter().find(|(k, _)| *k == name).map(|(_, v)| OsString::from(v));
         raw.resolve(flags, &lookup, 0).expect("right")
+    }
+
+    #[test]
+    fn a_password_in_a_databases_url_is_not_shown_wherever_it_stands() {
+        for (url, shown) in [
+            ("postgres://u:p@h/db", "postgres://u:(secret)@h/db"),
+            ("postgres://u:p@h/db?sslmode=require", "postgres://u:(secret)@h/db?sslmode=require"),
+            ("postgres://u@h/db?a=b&password=p", "postgres://u@h/db?a=b&password=(secret)"),
+            ("postgres://u@h/db", "postgres://u@h/db"),
+            ("postgres://h", "postgres://h"),
+            ("sqlite:fak.db", "sqlite:fak.db"),
+        ] {
+            assert_eq!(without_password(url), shown);
+        }
     }
 
     #[test]

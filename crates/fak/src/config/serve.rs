@@ -20,6 +20,13 @@ use crate::events::endpoint::{self, Endpoint};
 
 /// Most workers of one gateway.
 const WORKERS_MAX: usize = 1024;
+const DB_RIGHT: &str = "sqlite:PATH, sqlite::memory: or postgres://USER@HOST:PORT/NAME";
+
+/// What the simulated worker of this number is called.
+#[must_use]
+pub fn embedded_id(number: usize) -> String {
+    format!("sim-{number}")
+}
 
 /// A setting of `fak serve` that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +84,28 @@ pub enum Error {
         field: &'static str,
         /// What is wrong.
         reason: endpoint::Error,
+    },
+    /// Two workers of one name.
+    #[error("worker={id:?} is named twice; each needs a name of its own")]
+    SameName {
+        /// The name.
+        id: String,
+    },
+    /// Two workers that are one engine.
+    #[error("worker {id}: url {url} is that of worker {other} already; an engine is one worker")]
+    SameUrl {
+        /// The later one.
+        id: String,
+        /// The earlier one.
+        other: String,
+        /// The URL of both.
+        url: String,
+    },
+    /// The database.
+    #[error("db={value:?} is not {DB_RIGHT}")]
+    Db {
+        /// As far as it can hold no password.
+        value: String,
     },
     /// Any other value.
     #[error("{field}={value:?} is not {right}")]
@@ -369,7 +398,7 @@ impl Raw {
         lookup: Lookup<'_>,
         origins: &mut BTreeMap<String, Origin>,
     ) -> Result<SocketAddr, Error> {
-        const RIGHT: &str = "an address and a port, as 127.0.0.1:8080";
+        const RIGHT: &str = "an IP address and a port, as 127.0.0.1:8080";
         let named = text(lookup, names::LISTEN, RIGHT)?;
         let (written, origin) = first(flag, (names::LISTEN, named), self.listen.clone());
         origins.insert("listen".to_owned(), origin);
@@ -385,13 +414,19 @@ impl Raw {
         lookup: Lookup<'_>,
         origins: &mut BTreeMap<String, Origin>,
     ) -> Result<(String, Option<PathBuf>), Error> {
-        let named = text(lookup, names::DB, "sqlite:PATH or postgres://…")?;
+        let named = text(lookup, names::DB, DB_RIGHT)?;
         let (written, origin) = first(flag, (names::DB, named), self.db.clone());
         origins.insert("db".to_owned(), origin);
-        match written {
-            Some(db) => Ok((db, None)),
-            None => default_db(lookup),
+        let Some(db) = written else { return default_db(lookup) };
+        if ["sqlite:", "postgres://", "postgresql://"].iter().any(|kind| db.starts_with(kind)) {
+            return Ok((db, None));
         }
+        // What stands behind a scheme may hold a password.
+        let value = match db.split_once(':') {
+            Some((scheme, _)) => format!("{scheme}:…"),
+            None => db,
+        };
+        Err(Error::Db { value })
     }
 
     /// The workers of the flags, else of the file, else the one of the environment: that is there
@@ -408,27 +443,39 @@ impl Raw {
             false => (flags, Origin::Flag),
         };
         origins.insert("worker".to_owned(), origin);
-        if named.is_empty() && embedded > 0 {
-            return Ok(Vec::new());
-        }
         let checked: Result<Vec<_>, Error> = named.iter().map(RawWorker::check).collect();
         let mut workers = checked?;
-        if workers.is_empty() {
+        if workers.is_empty() && embedded == 0 {
             workers.extend(from_environment(lookup)?);
             origins.insert("worker".to_owned(), Origin::Environment(names::BASE_URL));
         }
-        if workers.is_empty() {
-            return Err(Error::NoWorker);
-        }
-        let mut ids = BTreeSet::new();
-        for worker in &workers {
-            if !ids.insert(worker.id.as_str()) || workers.len() > WORKERS_MAX {
-                let right = "a name that no other of at most 1,024 workers has";
-                return Err(Error::Value { field: "worker", value: worker.id.clone(), right });
+        match workers.len().saturating_add(embedded) {
+            0 => return Err(Error::NoWorker),
+            1..=WORKERS_MAX => told_apart(&workers, embedded)?,
+            count => {
+                let (value, range) = (count as u64, 1..=WORKERS_MAX as u64);
+                return Err(Error::Range { field: "workers", value, range });
             }
         }
         Ok(workers)
     }
+}
+
+/// No two workers have one name, and no two are one engine: each would undo and misread what is
+/// done to it through the other.
+fn told_apart(workers: &[WorkerSpec], embedded: usize) -> Result<(), Error> {
+    let mut ids: BTreeSet<String> = (0..embedded).map(embedded_id).collect();
+    for (number, worker) in workers.iter().enumerate() {
+        if !ids.insert(worker.id.clone()) {
+            return Err(Error::SameName { id: worker.id.clone() });
+        }
+        let origin = worker.endpoints.origin();
+        if let Some(other) = workers[..number].iter().find(|w| w.endpoints.origin() == origin) {
+            let (id, other) = (worker.id.clone(), other.id.clone());
+            return Err(Error::SameUrl { id, other, url: worker.endpoints.origin().to_string() });
+        }
+    }
+    Ok(())
 }
 
 impl RawWeights {
@@ -581,8 +628,29 @@ mod tests {
             let error = resolve(file, &[]).expect_err(file);
             assert!(error.contains(told), "{file}: {error}");
         }
-        let twice = format!("{ONE}{ONE}");
-        assert!(resolve(&twice, &[]).expect_err("twice").contains("\"a\""));
+        let error = resolve(&format!("db = \"fak.db\"\n{ONE}"), &[]).expect_err("no URL");
+        assert!(error.contains("\"fak.db\"") && error.contains("sqlite:PATH"), "{error}");
+        let error = resolve(&format!("db = \"mysql://u:hidden@h\"\n{ONE}"), &[]);
+        let error = error.expect_err("another database");
+        assert!(error.contains("mysql:") && !error.contains("hidden"), "{error}");
+    }
+
+    #[test]
+    fn workers_are_told_apart_by_name_and_by_url() {
+        let error = resolve(&format!("{ONE}{ONE}"), &[]).expect_err("twice");
+        assert!(error.contains("\"a\" is named twice"), "{error}");
+        let same = format!("{ONE}[[worker]]\nid = \"b\"\nurl = \"http://gpu:8000\"\n");
+        let error = resolve(&same, &[]).expect_err("one engine");
+        for told in ["worker b", "http://gpu:8000", "worker a"] {
+            assert!(error.contains(told), "{told}: {error}");
+        }
+        let raw = || toml::from_str::<Raw>("[[worker]]\nid = \"sim-1\"\nurl = \"http://h\"\n");
+        let home = |name: &str| (name == "HOME").then(|| OsString::from("/home/op"));
+        let embed = |count| raw().expect("TOML").resolve(Flags::default(), &home, count);
+        assert!(embed(1).is_ok());
+        assert!(embed(2).expect_err("a simulated one").to_string().contains("\"sim-1\""));
+        let many = embed(WORKERS_MAX).expect_err("one too many").to_string();
+        assert!(many.contains("workers=1025 is not from 1 to 1024"), "{many}");
     }
 
     #[test]

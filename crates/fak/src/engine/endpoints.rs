@@ -67,6 +67,12 @@ impl Origin {
     }
 }
 
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}://{}", self.scheme, self.authority)
+    }
+}
+
 /// An engine URL. Only [`Endpoints`] makes one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineUrl {

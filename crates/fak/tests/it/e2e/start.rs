@@ -30,3 +30,24 @@ fn a_named_ledger_is_not_made_where_its_folder_is_missing_and_the_path_is_told()
     assert!(told.contains(&db), "{told}");
     assert!(!setup.folder().join("no").exists());
 }
+
+#[test]
+fn a_reader_that_has_read_enough_is_no_error() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fak"));
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let ended = command.env_clear().args(["witness", "table"]).stdout(writer).output().unwrap();
+    assert_eq!(String::from_utf8(ended.stderr).unwrap(), "");
+}
+
+#[test]
+fn a_database_that_is_none_is_a_setting_that_cannot_be_used() {
+    for (db, told) in [("fak.db", "\"fak.db\" is not sqlite:PATH"), ("sqlite:", "names no file")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fak"));
+        command.env_clear().args(["serve", "--sim", "1", "--listen", "127.0.0.1:0", "--db", db]);
+        let ended = command.output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(64), "{said}");
+        assert!(said.contains(told), "{said}");
+    }
+}
