@@ -139,6 +139,7 @@ pub fn router(state: AdminState) -> Router {
     OPEN.iter()
         .fold(Router::new(), add)
         .merge(control)
+        .fallback(error::no_route)
         .method_not_allowed_fallback(error::method_not_allowed)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::map_response(error::shaped))

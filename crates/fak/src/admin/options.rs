@@ -140,7 +140,7 @@ impl Fields {
         match self.0.get(name) {
             None => Ok(false),
             Some(Value::Bool(flag)) => Ok(*flag),
-            Some(_) => Err(wrong(name, "true or false")),
+            Some(_) => Err(self.wrong(name, "true or false")),
         }
     }
 
@@ -162,7 +162,7 @@ impl Fields {
             None | Some(Value::Null) => Ok(None),
             Some(value) => match value.as_str().filter(is_good) {
                 Some(text) => Ok(Some(text)),
-                None => Err(wrong(name, "a text, not empty and not long")),
+                None => Err(self.wrong(name, "a text, not empty and not long")),
             },
         }
     }
@@ -174,9 +174,9 @@ impl Fields {
             None | Some(Value::Null) => Ok(None),
             Some(Value::Array(texts)) => {
                 let words: Option<Vec<_>> = texts.iter().map(Value::as_str).collect();
-                words.map(Some).ok_or_else(|| wrong(name, expected))
+                words.map(Some).ok_or_else(|| self.wrong(name, expected))
             }
-            Some(_) => Err(wrong(name, expected)),
+            Some(_) => Err(self.wrong(name, expected)),
         }
     }
 
@@ -187,14 +187,16 @@ impl Fields {
     fn word<T: Word>(&self, name: &str, default: T) -> Result<T, Error> {
         match self.0.get(name) {
             None => Ok(default),
-            Some(value) => value.as_str().and_then(T::parse).ok_or_else(|| wrong(name, T::WORDS)),
+            Some(value) => {
+                value.as_str().and_then(T::parse).ok_or_else(|| self.wrong(name, T::WORDS))
+            }
         }
     }
 
     /// A word that has to be there.
     pub(super) fn word_of<T: Word>(&self, name: &str) -> Result<T, Error> {
         let found = self.0.get(name).and_then(Value::as_str).and_then(T::parse);
-        found.ok_or_else(|| wrong(name, T::WORDS))
+        found.ok_or_else(|| self.wrong(name, T::WORDS))
     }
 
     /// The level, which has a default for whoever sleeps for a while.
@@ -206,8 +208,10 @@ impl Fields {
         let level = self.0.get("level").and_then(Value::as_u64);
         let level = level.and_then(|level| u8::try_from(level).ok()).and_then(Level::from_number);
         level.ok_or_else(|| {
-            let message = "sleep needs level 1 or 2; to stop a worker without dropping anything, \
-                           use pause";
+            let message = format!(
+                "sleep needs level 1 or 2{}; to stop a worker without dropping anything, use pause",
+                instead_of(self.0.get("level"))
+            );
             Error::bad("invalid_option", "level", message)
         })
     }
@@ -215,16 +219,22 @@ impl Fields {
     fn tags(&self) -> Result<Parts, Error> {
         let expected = "a list of weights, kv_cache and scheduling";
         let Some(tags) = self.0.get("tags") else { return Ok(Parts::NONE) };
-        let tags = tags.as_array().ok_or_else(|| wrong("tags", expected))?;
+        let tags = tags.as_array().ok_or_else(|| self.wrong("tags", expected))?;
         let part = |tag: &Value| tag.as_str().and_then(Part::parse);
-        tags.iter().map(|tag| part(tag).ok_or_else(|| wrong("tags", expected))).collect()
+        tags.iter().map(|tag| part(tag).ok_or_else(|| self.wrong("tags", expected))).collect()
     }
 
     pub(super) fn drain(&self) -> Result<Option<Duration>, Error> {
         let Some(value) = self.0.get("drain_ms") else { return Ok(None) };
         let drain = value.as_u64().filter(|ms| *ms <= DRAIN_MS_MAX).map(Duration::from_millis);
-        let expected = || wrong("drain_ms", "milliseconds, 3600000 at most");
+        let expected = || self.wrong("drain_ms", "milliseconds, 3600000 at most");
         drain.map(Some).ok_or_else(expected)
+    }
+
+    /// The option is there and wrong, or has to be there and is not.
+    pub(super) fn wrong(&self, name: &str, expected: &str) -> Error {
+        let instead = instead_of(self.0.get(name));
+        Error::bad("invalid_option", name, format!("{name} has to be {expected}{instead}"))
     }
 
     fn quarantine(&self) -> Result<Quarantine, Error> {
@@ -261,8 +271,11 @@ impl Word for Weights {
     }
 }
 
-pub(super) fn wrong(name: &str, expected: &str) -> Error {
-    Error::bad("invalid_option", name, format!("{name} has to be {expected}"))
+/// `, not "drop"`: what stands there instead, if anything does. It comes from a client: what is
+/// shown of it is bounded.
+fn instead_of(found: Option<&Value>) -> String {
+    let shown = |value: &Value| value.to_string().chars().take(64).collect::<String>();
+    found.map(|value| format!(", not {}", shown(value))).unwrap_or_default()
 }
 
 fn unknown_option(what: &str, name: &str, accepted: &[&str]) -> Error {
@@ -333,9 +346,9 @@ mod tests {
             (Verb::Wake, r#"{"holder":""}"#, "holder has to be a text"),
             (Verb::Sleep, "{}", "use pause"),
             (Verb::Sleep, r#"{"level":0}"#, "use pause"),
-            (Verb::Sleep, r#"{"level":257}"#, "use pause"),
+            (Verb::Sleep, r#"{"level":257}"#, "level 1 or 2, not 257"),
             (Verb::Sleep, r#"{"level":"1"}"#, "use pause"),
-            (Verb::Pause, r#"{"mode":"drop"}"#, "mode has to be abort, wait or keep"),
+            (Verb::Pause, r#"{"mode":"drop"}"#, "mode has to be abort, wait or keep, not \"drop\""),
             (Verb::Pause, r#"{"clear":"yes"}"#, "clear has to be true or false"),
             (Verb::Pause, r#"{"drain_ms":-1}"#, "drain_ms has to be milliseconds"),
             (Verb::Wake, r#"{"tags":"weights"}"#, "tags has to be a list"),

@@ -2,7 +2,7 @@
 //!
 //! Invariant: everything told is in the row.
 
-use fak_kernel::witness::Refusal;
+use fak_kernel::witness::{Reason, Refusal};
 use serde_json::Value;
 
 use crate::store::Row;
@@ -30,6 +30,17 @@ pub(super) fn with_way_out(message: String, row: &Row) -> String {
         Some(hint) => format!("{message}: {hint}"),
         None => message,
     }
+}
+
+/// `message` of an action that is not proven to be done, with the way on where there is one.
+pub(super) fn with_way_on(message: String, row: &Row) -> String {
+    if row.reason != Reason::WeightsNotProven.as_str() {
+        return message;
+    }
+    format!(
+        "{message}: it waits for its weights; wake it with weights loaded (--weights loaded) once \
+         they are in it, or same (--weights same) if they are those from before"
+    )
 }
 
 /// Why a tier cannot be kept: an engine that does not know the argument, or a connector that is not

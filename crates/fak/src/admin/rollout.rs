@@ -77,7 +77,7 @@ pub(super) async fn end(
     let is_weights_only = match fields.text("stage", NAME_BYTES_MAX)? {
         None => false,
         Some("weights") => true,
-        Some(_) => return Err(super::options::wrong("stage", "weights, or absent")),
+        Some(_) => return Err(fields.wrong("stage", "weights, or absent")),
     };
     let end = End {
         holder: holder(&fields)?,
@@ -115,7 +115,7 @@ fn meant(state: &AdminState, fields: &Fields) -> Result<Vec<Arc<str>>, Error> {
         }
     }
     if meant.is_empty() {
-        return Err(super::options::wrong("workers", "a list of workers, or absent for all"));
+        return Err(fields.wrong("workers", "a list of workers, or absent for all"));
     }
     Ok(meant)
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::error::Error;
 use super::options::{self, Verb};
 use super::workers::answer;
-use super::{AdminState, json};
+use super::{AdminState, json, witness};
 use crate::fleet::Snapshot;
 use crate::sessions::View;
 use crate::store::Row;
@@ -33,9 +33,8 @@ pub(super) async fn list(
         match name.as_str() {
             "worker" => worker = Some(value),
             "limit" => {
-                let asked = value.parse().map_err(|_| {
-                    Error::bad("invalid_option", "limit", "limit has to be a number")
-                })?;
+                let asked =
+                    value.parse().map_err(|_| witness::wrong("limit", &value, "a number"))?;
                 limit = LIST_MAX.min(asked);
             }
             _ => {

@@ -28,9 +28,8 @@ fn filter(query: Vec<(String, String)>) -> Result<Filter, Error> {
             "after" => filter.after = Some(number(&name, &value)?),
             "limit" => filter.limit = Some(number(&name, &value)?),
             "newest_first" => {
-                filter.newest_first = value.parse().map_err(|_| {
-                    Error::bad("invalid_option", name, "newest_first has to be true or false")
-                })?;
+                filter.newest_first =
+                    value.parse().map_err(|_| wrong(&name, &value, "true or false"))?;
             }
             _ => {
                 let message = format!("`{name}` is no filter; there are {FILTERS}");
@@ -42,8 +41,13 @@ fn filter(query: Vec<(String, String)>) -> Result<Filter, Error> {
 }
 
 fn number<N: std::str::FromStr>(name: &str, value: &str) -> Result<N, Error> {
-    let wrong = |_| Error::bad("invalid_option", name, format!("{name} has to be a number"));
-    value.parse().map_err(wrong)
+    value.parse().map_err(|_| wrong(name, value, "a number"))
+}
+
+/// A filter's value that is none. It comes from a client: what is shown of it is bounded.
+pub(super) fn wrong(name: &str, value: &str, expected: &str) -> Error {
+    let shown: String = value.chars().take(64).collect();
+    Error::bad("invalid_option", name, format!("{name} has to be {expected}, not {shown:?}"))
 }
 
 fn word<T: Copy>(
@@ -55,7 +59,6 @@ fn word<T: Copy>(
     let found = all.iter().find(|word| as_str(**word) == value);
     found.copied().ok_or_else(|| {
         let words: Vec<_> = all.iter().map(|word| as_str(*word)).collect();
-        let message = format!("{name} has to be one of {}", words.join(", "));
-        Error::bad("invalid_option", name, message)
+        wrong(name, value, &format!("one of {}", words.join(", ")))
     })
 }

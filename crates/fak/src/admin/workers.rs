@@ -73,7 +73,7 @@ pub(super) fn answer(row: Row) -> Result<Json<Row>, Error> {
             Err(Error::undone(Ending::Refused, message).with("row", &row))
         }
         Ending::Failed => {
-            let message = said("not proven to be done");
+            let message = refusal::with_way_on(said("not proven to be done"), &row);
             Err(Error::undone(Ending::Failed, message).with("row", &row))
         }
     }

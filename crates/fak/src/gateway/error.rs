@@ -67,7 +67,7 @@ pub enum Problem {
     #[error("the model `{0}` does not exist")]
     Model(String),
     /// Workers serve the model, and none of them now.
-    #[error("no worker can serve this now: the nearest is {phase}")]
+    #[error("no worker can serve this now: the one nearest to serving is in phase {phase}")]
     NobodyServes {
         /// The phase of the worker that is nearest to serving.
         phase: Phase,

@@ -102,6 +102,14 @@ async fn options_that_are_unknown_misplaced_or_missing_are_refused_before_an_act
     }
     let unknown = rig.post("/fak/v1/workers/w0/explode", "").await;
     assert_eq!(unknown.status, 404);
+    let nowhere = rig.get("/fak/v1/worker").await;
+    assert_eq!(
+        (nowhere.status, &nowhere.json()["error"]["code"]),
+        (404, &json!("route_not_found"))
+    );
+    let filtered = rig.get("/fak/v1/witness?action=slep").await;
+    let told = filtered.json()["error"]["message"].to_string();
+    assert!(told.contains("slep") && told.contains("pause, resume, sleep"), "{told}");
     let wrong = rig.ask("PUT", "/fak/v1/workers/w0/pause", &[], "").await;
     assert_eq!((wrong.status, &wrong.json()["error"]["code"]), (405, &json!("method_not_allowed")));
     let long = format!(r#"{{"mode":"{}"}}"#, "x".repeat(1 << 20));
@@ -323,4 +331,18 @@ async fn the_description_names_the_methods_that_the_routes_take() {
             assert_eq!(response.status() != 405, is_described, "{method} {path}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_wake_that_waits_for_weights_says_how_it_is_finished() {
+    let rig = Rig::start(1).await;
+    assert_eq!(rig.post("/fak/v1/workers/w0/sleep", r#"{"level":2}"#).await.status, 200);
+    let waits = rig.post("/fak/v1/workers/w0/wake", "").await;
+    let error = &waits.json()["error"];
+    assert_eq!((waits.status, &error["code"]), (502, &json!("failed")), "{}", waits.text);
+    let message = error["message"].as_str().unwrap();
+    for told in ["weights_not_proven", "--weights loaded", "--weights same"] {
+        assert!(message.contains(told), "{told}: {message}");
+    }
+    assert_eq!(rig.post("/fak/v1/workers/w0/wake", r#"{"weights":"loaded"}"#).await.status, 200);
 }
