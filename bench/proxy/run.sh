@@ -15,6 +15,8 @@ cd "$(dirname "$0")"
 OUT=$PWD/out; mkdir -p "$OUT"
 PEERS=${PEERS:-$OUT/peers}
 BIN=${CARGO_TARGET_DIR:-$PWD/target}/release
+# fak is of another workspace than the bench, with a target folder of its own.
+FAK=${FAK:-${CARGO_TARGET_DIR:-$PWD/../../target}/release/fak}
 ROUNDS=${ROUNDS:-2} SECS=${SECS:-4}
 ALL="direct nginx floor-raw floor-hyper fak smg-rr smg-ca vllm-rr vllm-ca sglang-rr sglang-ca"
 SCENARIOS=${SCENARIOS:-json1k-c1 json1k-c16 json1k-c64 json1k-rate json64k-c16 sse-c16 sse-c256 sse-10ms hold2000 hold2000-slow}
@@ -30,7 +32,7 @@ launch() {
     nginx)
       sed -e "s#@DIR@#$dir#; s#@PORT@#$PORT#; s#@SERVERS@#$(printf 'server %s; ' $BACKENDS)#" nginx.conf.in > "$dir/nginx.conf"
       exec nginx -c "$dir/nginx.conf" ;;
-    fak) exec "${FAK:-$BIN/fak}" serve --listen 127.0.0.1:$PORT --db sqlite::memory: \
+    fak) exec "$FAK" serve --listen 127.0.0.1:$PORT --db sqlite::memory: \
       $(n=0; for url in $URLS; do echo --worker w$((n++))="$url"; done) ;;
     floor-*) exec "$BIN/floor" --mode "${1#floor-}" --port "$PORT" --workers "${BACKENDS/ /,}" ;;
     smg-*) exec "${SMG:-$PEERS/smg/bin/smg}" launch --host 127.0.0.1 --port "$PORT" --worker-urls $URLS --policy $policy \
