@@ -148,6 +148,24 @@ impl State {
         self.models.iter().any(|m| **m == *model)
     }
 
+    /// Whether each of its ranks is listened to, as far as its metrics count them: one that is not
+    /// is told apart by nothing else.
+    #[must_use]
+    pub fn hears_all_ranks(&self) -> bool {
+        let metrics = self.metrics.iter().flat_map(|metrics| metrics.ranks.values());
+        metrics.filter(|rank| rank.running.is_some()).count() <= self.ranks.len()
+    }
+
+    /// Whether its engine sends a request to the rank that it names: vLLM does since 0.12.0
+    /// (source).
+    #[must_use]
+    pub fn obeys_rank(&self) -> bool {
+        let version = self.version.as_deref().unwrap_or_default().trim_start_matches('v');
+        let mut parts = version.split('.').map(str::parse);
+        let (Some(Ok(major)), Some(Ok(minor))) = (parts.next(), parts.next()) else { return false };
+        (major, minor) >= (0_u32, 12_u32)
+    }
+
     /// How far its beliefs can be relied on: as far as those of its worst rank.
     #[must_use]
     pub fn trust(&self) -> Trust {

@@ -94,6 +94,8 @@ pub struct Config {
     pub predicted_for: Duration,
     /// How long a claim that was too high waits for the event that explains it.
     pub audit_after: Duration,
+    /// Tells the date that chat templates write.
+    pub clock: fn() -> jiff::Timestamp,
 }
 
 /// Requests that wait for a worker. Bounded in number and time.
@@ -126,6 +128,7 @@ impl Default for Config {
             tokens_max: 16 << 20,
             predicted_for: Duration::from_secs(2),
             audit_after: Duration::from_secs(1),
+            clock: jiff::Timestamp::now,
         }
     }
 }
@@ -226,7 +229,7 @@ impl Gateway {
             sessions,
             doubt,
             metrics,
-            prompts: Prompts::new(config.tokens_max, workers, seed),
+            prompts: Prompts::new(config.tokens_max, workers, seed, config.clock),
             predicted: Arc::new(Predicted::new(config.predicted_for)),
             audits,
             deferred,

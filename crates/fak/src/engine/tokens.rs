@@ -10,7 +10,8 @@ use super::client::Outgoing;
 use super::endpoints::Data;
 use super::{Engine, Error};
 
-/// What of a chat request its template sees (vLLM 0.32.0, source).
+/// What of a chat request its template sees (vLLM 0.32.0, source), and what else its tokens depend
+/// on.
 const CHAT_FIELDS: &[&str] = &[
     "model",
     "messages",
@@ -24,10 +25,23 @@ const CHAT_FIELDS: &[&str] = &[
     "add_special_tokens",
     "reasoning_effort",
     "mm_processor_kwargs",
+    "media_io_kwargs",
+    "truncate_prompt_tokens",
+    "kv_transfer_params",
 ];
 
+/// What a chat template sees and `/tokenize` passes over (vLLM 0.32.0, source).
+const UNTOLD: &[&str] = &["documents", "reasoning_effort"];
+
 /// What of a completions request its tokens depend on.
-const COMPLETIONS_FIELDS: &[&str] = &["model", "prompt", "add_special_tokens"];
+const COMPLETIONS_FIELDS: &[&str] = &[
+    "model",
+    "prompt",
+    "add_special_tokens",
+    "truncate_prompt_tokens",
+    "prompt_embeds",
+    "kv_transfer_params",
+];
 
 /// Why a prompt's tokens are not known.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +52,12 @@ pub enum TokensError {
     /// Several prompts, none, or one that the engine cuts.
     #[error("the request has no single whole prompt")]
     NotOnePrompt,
+    /// A field that makes another prompt than `/tokenize` tells.
+    #[error("{field} changes the prompt, and /tokenize does not take it")]
+    Untold {
+        /// Its name.
+        field: &'static str,
+    },
     /// `/tokenize` was not answered.
     #[error("/tokenize was not answered")]
     Engine(#[from] Error),
@@ -57,9 +77,12 @@ impl Engine {
     ///
     /// [`TokensError`]
     pub async fn tokens(&self, request: &Request) -> Result<Vec<u32>, TokensError> {
-        let is_cut = request.raw("truncate_prompt_tokens").is_some_and(|raw| raw != "null");
-        if is_cut {
+        // The engine cuts the prompt, or has a second one: that of the embeddings.
+        if has(request, "truncate_prompt_tokens") || has(request, "prompt_embeds") {
             return Err(TokensError::NotOnePrompt);
+        }
+        if let Some(field) = untold(request) {
+            return Err(TokensError::Untold { field });
         }
         let fields = match request.api() {
             Api::Chat => CHAT_FIELDS,
@@ -92,6 +115,29 @@ impl Engine {
 pub fn skips_prefix_cache(request: &Request) -> bool {
     let is_set = |field| request.raw(field).is_some_and(|raw| !matches!(raw, "null" | "false"));
     is_set("prompt_logprobs") || (is_set("echo") && is_set("logprobs"))
+}
+
+/// The field that makes another prompt than `/tokenize` tells, where the request has one.
+fn untold(request: &Request) -> Option<&'static str> {
+    // It may hold the prompt's tokens, which then go before its messages (vLLM 0.32.0, source).
+    if has(request, "kv_transfer_params") {
+        return Some("kv_transfer_params");
+    }
+    if request.api() != Api::Chat {
+        return None;
+    }
+    // An engine may leave out tools that are not to be called, or tell the model how they are to
+    // be.
+    let chooses = has(request, "tool_choice") && request.raw("tool_choice") != Some(r#""auto""#);
+    if chooses && has(request, "tools") {
+        return Some("tool_choice");
+    }
+    UNTOLD.iter().copied().find(|field| has(request, field))
+}
+
+/// Whether a field is there and not null.
+fn has(request: &Request, field: &str) -> bool {
+    request.raw(field).is_some_and(|raw| raw != "null")
 }
 
 /// A digest of all that a prompt's tokens depend on. Equal only for requests with equal tokens, up

@@ -89,13 +89,17 @@ impl Claim {
 }
 
 /// What may be claimed of a worker for `prompt`; of the rank `pinned` alone, where the request
-/// names one.
+/// names one and the engine obeys.
 pub(super) fn claim(
     index: &Index,
     state: &State,
     prompt: Option<&CachePrompt>,
     pinned: Option<u32>,
 ) -> Claim {
+    let pinned = pinned.filter(|_| state.obeys_rank());
+    if pinned.is_none() && !state.hears_all_ranks() {
+        return Claim::UNKNOWN;
+    }
     let ranks = || state.ranks.iter().filter(|rank| pinned.is_none_or(|n| n == rank.number));
     let Some(prompt) = prompt else {
         let is_cold = ranks().count() > 0 && ranks().all(|rank| is_empty(index, state, rank));

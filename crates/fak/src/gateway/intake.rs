@@ -63,9 +63,10 @@ impl Shared {
         let since = Instant::now();
         let mut job = self.job(route, whole, since)?;
         job.turn = self.turn(&parts.headers, job.fields.as_ref())?;
-        job.rank = parts.headers.get(headers::RANK).and_then(|v| v.to_str().ok()?.parse().ok());
         self.stamp(route, &mut job, caller)?;
         let headers = headers::to_engine(parts.headers, request_id);
+        // Of what the engine gets: a client may name the header as one of this hop alone.
+        job.rank = headers.get(headers::RANK).and_then(|v| v.to_str().ok()?.parse().ok());
         self.finish(job, headers)
     }
 

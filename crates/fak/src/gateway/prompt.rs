@@ -1,14 +1,16 @@
 //! A prompt's tokens for matching: the request's own, or the engine's `/tokenize`, asked once for
 //! each prompt.
 //!
-//! Invariant: tokens are those of the request, or there are none; and the cache is bounded by the
-//! tokens that it holds. One model name is taken to mean one template on all workers of one engine
+//! Invariant: tokens are those of the request, or there are none; those of a chat are of the day on
+//! which it is asked for, since templates write the date; and the cache is bounded by the tokens
+//! that it holds. One model name is taken to mean one template on all workers of one engine
 //! version.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fak_wire::openai::Request;
+use fak_wire::openai::{Api, Request};
+use jiff::Timestamp;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use tokio::time::Instant;
@@ -22,6 +24,10 @@ use crate::fleet::View;
 const ABSENT_FOR: Duration = Duration::from_secs(60);
 /// For how long a worker that did not answer is not asked again.
 const SILENT_FOR: Duration = Duration::from_secs(2);
+
+/// For how long a template writes the same date, wherever its engine is: days of all time zones
+/// begin at a whole quarter of an hour.
+const SAME_DATE_SECONDS: i64 = 15 * 60;
 
 #[derive(Clone, Debug)]
 struct ByTokens;
@@ -40,17 +46,24 @@ pub(super) struct Prompts {
     known: Cache<u128, Arc<[u32]>, ByTokens>,
     /// Until when each worker is not asked.
     shunned: Vec<Mutex<Option<Instant>>>,
+    clock: fn() -> Timestamp,
 }
 
 impl Prompts {
     /// Keeps at most `tokens_max` tokens, for so many workers. `seed`: secret, so that nobody can
     /// aim at a collision.
-    pub(super) fn new(tokens_max: u64, workers: usize, seed: u64) -> Self {
+    pub(super) fn new(
+        tokens_max: u64,
+        workers: usize,
+        seed: u64,
+        clock: fn() -> Timestamp,
+    ) -> Self {
         let entries = usize::try_from(tokens_max / 512).unwrap_or(usize::MAX).max(16);
         Self {
             seed,
             known: Cache::with_weighter(entries, tokens_max, ByTokens),
             shunned: (0..workers).map(|_| Mutex::default()).collect(),
+            clock,
         }
     }
 
@@ -64,7 +77,7 @@ impl Prompts {
         if skips_prefix_cache(request) {
             return (None, Matching::NotMatchable);
         }
-        let digest = self.digest(request, candidates);
+        let digest = self.digest(request, candidates, (self.clock)());
         if let Some(tokens) = self.known.get(&digest) {
             return (Some(tokens), Matching::Known);
         }
@@ -85,10 +98,14 @@ impl Prompts {
         }
     }
 
-    fn digest(&self, request: &Request, candidates: &[(usize, &View)]) -> u128 {
+    fn digest(&self, request: &Request, candidates: &[(usize, &View)], at: Timestamp) -> u128 {
         let version = candidates.first().and_then(|(_, view)| view.state.version.as_deref());
-        let digest = prompt_digest(request, self.seed);
-        xxh3_128_with_seed(version.unwrap_or_default().as_bytes(), self.seed) ^ digest
+        let date = match request.api() {
+            Api::Chat => at.as_second().div_euclid(SAME_DATE_SECONDS),
+            Api::Completions => 0,
+        };
+        let around = [&date.to_le_bytes(), version.unwrap_or_default().as_bytes()].concat();
+        xxh3_128_with_seed(&around, self.seed) ^ prompt_digest(request, self.seed)
     }
 
     fn shuns(&self, worker: usize, now: Instant) -> bool {
@@ -102,12 +119,40 @@ impl Prompts {
             TokensError::NoTokens { status: 404 | 405 | 501 } => ABSENT_FOR,
             TokensError::NoTokens { status: 500.. } | TokensError::Engine(_) => SILENT_FOR,
             // The request's own fault.
-            TokensError::NoTokens { .. } | TokensError::NotOnePrompt | TokensError::Request(_) => {
-                return;
-            }
+            TokensError::NoTokens { .. }
+            | TokensError::NotOnePrompt
+            | TokensError::Untold { .. }
+            | TokensError::Request(_) => return,
         };
         if let Some(until) = self.shunned.get(worker) {
             *until.lock().unwrap_or_else(PoisonError::into_inner) = Some(now + rest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the templates of Llama 3 do: `strftime_now("%d %b %Y")`.
+    #[test]
+    fn a_chat_is_tokenized_anew_on_each_day_of_any_time_zone() {
+        let prompts = Prompts::new(1 << 10, 1, 7, Timestamp::now);
+        let digest = |api, at: &str| {
+            let request = Request::parse(api, br#"{"model":"m","messages":[],"prompt":"p"}"#);
+            prompts.digest(&request.expect("a body"), &[], at.parse().expect("a time"))
+        };
+        for (before, midnight, after) in [
+            ("2026-11-29T23:59:59Z", "2026-11-30T00:00:00Z", "2026-11-30T00:14:59Z"),
+            // In Kathmandu.
+            ("2026-11-29T18:14:59Z", "2026-11-29T18:15:00Z", "2026-11-29T18:29:59Z"),
+            ("1969-12-31T23:59:59Z", "1970-01-01T00:00:00Z", "1970-01-01T00:14:59Z"),
+        ] {
+            let of = |at| digest(Api::Chat, at);
+            assert_ne!(of(before), of(midnight), "{midnight}");
+            assert_eq!(of(midnight), of(after), "{midnight}");
+            let of = |at| digest(Api::Completions, at);
+            assert_eq!(of(before), of(midnight), "no template writes in it");
         }
     }
 }

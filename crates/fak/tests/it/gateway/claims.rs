@@ -200,6 +200,62 @@ async fn a_text_is_matched_by_the_engines_own_tokens_asked_for_once() {
     assert_eq!(rig.count("fak_requests_token_mismatches_total"), 0);
 }
 
+/// What changes the prompt and not what `/tokenize` says of it: another prompt's tokens, known from
+/// before or asked for, are no proof.
+#[tokio::test]
+async fn nothing_is_claimed_of_a_prompt_that_the_tokenizer_is_not_told_whole() {
+    let peer = Peer::start(tokenizing).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    let tokens: Vec<u32> = (0..100).collect();
+    hold(&rig, 0, &tokens);
+    let text = tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+    let messages = json!([{"role": "user", "content": text}]);
+    let chat = json!({"model": MODEL, "messages": messages, "tools": [{"type": "function"}]});
+    let completion = json!({"model": MODEL, "prompt": text});
+    for (path, body, fields) in [
+        (
+            CHAT,
+            &chat,
+            vec![
+                json!({"documents": [{"text": "d"}]}),
+                json!({"reasoning_effort": "high"}),
+                json!({"tool_choice": "none"}),
+                json!({"tool_choice": "required"}),
+                json!({"kv_transfer_params": {"prompt_token_ids": [1, 2]}}),
+                json!({"truncate_prompt_tokens": 4}),
+            ],
+        ),
+        (
+            COMPLETIONS,
+            &completion,
+            vec![
+                json!({"kv_transfer_params": {"prompt_token_ids": [1, 2]}}),
+                json!({"truncate_prompt_tokens": 4}),
+                json!({"prompt_embeds": "x"}),
+            ],
+        ),
+    ] {
+        let warm = async |more: &Value| {
+            let mut body = body.clone();
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let answer = rig.post(path, &body.to_string()).await;
+            (
+                answer.header("x-fak-kv").unwrap().to_owned(),
+                answer.header("x-fak-warm-tokens").unwrap().to_owned(),
+            )
+        };
+        let word = |kv: &str, tokens: &str| (kv.to_owned(), tokens.to_owned());
+        let plain = json!({"tool_choice": "auto", "documents": null});
+        for _ in 0..2 {
+            assert_eq!(warm(&plain).await, word("warm", "gpu=96"), "{path}");
+            assert_eq!(warm(&json!({})).await, word("warm", "gpu=96"), "{path}");
+            for more in &fields {
+                assert_eq!(warm(more).await, word("unknown", "0"), "{path} {more}");
+            }
+        }
+    }
+}
+
 /// Case 67.
 #[tokio::test]
 async fn a_prompt_that_cannot_be_tokenized_is_not_matchable_and_no_miss() {
@@ -274,4 +330,62 @@ async fn a_stream_is_audited_too() {
     let answer = rig.post(COMPLETIONS, &body).await;
     assert_eq!(answer.text(), [text, "data: [DONE]\n\n".to_owned()].concat());
     audited(&rig, "confirmed", 1).await;
+}
+
+/// An engine that shows these ranks in its metrics.
+fn counting(rig: &Rig, version: &str, ranks: u32) {
+    let running = |rank| format!("vllm:num_requests_running{{engine=\"{rank}\"}} 0\n");
+    let scrape: String = (0..ranks).map(running).collect();
+    let limits = fak_wire::metrics::Limits::default();
+    let metrics = fak_wire::metrics::parse(scrape.as_bytes(), &limits).unwrap();
+    rig.state(0, |state| {
+        state.metrics = Some(std::sync::Arc::new(metrics));
+        state.version = Some(version.into());
+    });
+}
+
+/// The engine chooses among all its ranks, heard or not.
+#[tokio::test]
+async fn nothing_is_claimed_where_the_engine_has_a_rank_that_is_not_heard() {
+    let (_peer, rig, tokens) = claiming(Some(96)).await;
+    let ask = async |headers: &[(&str, &str)], tokens: &[u32]| {
+        let answer = rig.post_with(COMPLETIONS, headers, &prompt(tokens)).await;
+        answer.header("x-fak-kv").unwrap().to_owned()
+    };
+    counting(&rig, "0.32.0", 1);
+    assert_eq!(ask(&[], &tokens).await, "warm");
+    counting(&rig, "0.32.0", 2);
+    assert_eq!(ask(&[], &tokens).await, "unknown");
+    assert_eq!(ask(&[], &[1, 2, 3]).await, "unknown", "nor that it is cold");
+    assert_eq!(ask(&[("x-data-parallel-rank", "1")], &tokens).await, "unknown");
+    assert_eq!(ask(&[("x-data-parallel-rank", "0")], &tokens).await, "warm");
+}
+
+/// A rank that a request names is the one that gets it, if the engine is told and obeys.
+#[tokio::test]
+async fn a_named_rank_counts_only_where_the_engine_gets_to_know_and_obeys() {
+    let (_peer, rig, tokens) = claiming(Some(96)).await;
+    let cold = rig.index.add_rank(fak_index::RankOptions::default());
+    rig.state(0, |state| {
+        let first = state.ranks[0];
+        state.ranks = [first, fak::fleet::Rank { number: 1, id: cold, ..first }].into();
+    });
+    let ask = async |headers: &[(&str, &str)]| {
+        let answer = rig.post_with(COMPLETIONS, headers, &prompt(&tokens)).await;
+        answer.header("x-fak-kv").unwrap().to_owned()
+    };
+    let (first, named) = (("x-data-parallel-rank", "0"), ("connection", "x-data-parallel-rank"));
+    for (version, headers, told) in [
+        ("0.32.0", &[][..], "cold"),
+        ("0.32.0", &[first], "warm"),
+        ("0.12.0", &[first], "warm"),
+        // Named in `Connection`, the header goes no further than here.
+        ("0.32.0", &[first, named], "cold"),
+        // Passed over by vLLM before 0.12.0.
+        ("0.11.0", &[first], "cold"),
+        ("dev", &[first], "cold"),
+    ] {
+        counting(&rig, version, 2);
+        assert_eq!(ask(headers).await, told, "{version} {headers:?}");
+    }
 }

@@ -83,7 +83,8 @@ pub(crate) fn setup() -> Setup {
         control: PATIENT,
         probe: PATIENT,
     };
-    let config = Config { head_within: PATIENT, audit_after: SHORT, ..Config::default() };
+    let clock = || jiff::Timestamp::UNIX_EPOCH;
+    let config = Config { head_within: PATIENT, audit_after: SHORT, clock, ..Config::default() };
     Setup { config, timeouts, hurried: None, sessions: None }
 }
 
