@@ -30,6 +30,8 @@ pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 pub(super) const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 /// vLLM's choice of a data-parallel rank (since 0.12.0).
 pub(super) use crate::engine::RANK_HEADER as RANK;
+/// A priority that vLLM takes before the body's (since 0.28.0, source).
+pub(super) const PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");
 /// Anthropic clients send their key here.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 

@@ -64,7 +64,10 @@ impl Shared {
         let mut job = self.job(route, whole, since)?;
         job.turn = self.turn(&parts.headers, job.fields.as_ref())?;
         self.stamp(route, &mut job, caller)?;
-        let headers = headers::to_engine(parts.headers, request_id);
+        let mut headers = headers::to_engine(parts.headers, request_id);
+        if self.config.stamp.isolation() == Isolation::On {
+            headers.remove(headers::PRIORITY);
+        }
         // Of what the engine gets: a client may name the header as one of this hop alone.
         job.rank = headers.get(headers::RANK).and_then(|v| v.to_str().ok()?.parse().ok());
         self.finish(job, headers)

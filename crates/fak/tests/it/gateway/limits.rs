@@ -230,9 +230,11 @@ async fn tenants_have_salts_of_their_own_and_clients_none() {
             body["cache_salt"] = salt.into();
         }
         let bearer = format!("Bearer {key}");
-        let headers = [("authorization", bearer.as_str())];
+        let headers = [("authorization", bearer.as_str()), ("x-vllm-priority", "-9")];
         assert_eq!(rig.post_with(CHAT, &headers, &body.to_string()).await.status, StatusCode::OK);
-        let sent = peer.request().await.json();
+        let request = peer.request().await;
+        assert!(!request.head.to_lowercase().contains("x-vllm-priority"), "{}", request.head);
+        let sent = request.json();
         assert_eq!(sent["priority"], Value::Null, "a client's own does not count");
         salts.push(sent["cache_salt"].as_str().unwrap().to_owned());
     }
