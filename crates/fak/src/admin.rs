@@ -141,6 +141,7 @@ pub fn router(state: AdminState) -> Router {
         .merge(control)
         .fallback(error::no_route)
         .method_not_allowed_fallback(error::method_not_allowed)
+        .fallback(error::not_found)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::map_response(error::shaped))
         .with_state(state)

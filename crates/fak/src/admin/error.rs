@@ -129,3 +129,7 @@ pub(super) async fn method_not_allowed() -> Error {
     let message = "the path takes another method";
     Error::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
+
+pub(super) async fn not_found() -> Error {
+    Error::new(StatusCode::NOT_FOUND, "route_not_found", "there is no such route")
+}

@@ -296,7 +296,11 @@ async fn paths_that_only_resemble_a_control_route_lead_nowhere() {
         "/invocations",
         "/fak/v1/workers/w0/pause/x",
     ] {
-        assert_eq!(rig.post(path, "").await.status, 404, "{path}");
+        let answer = rig.post(path, "").await;
+        assert_eq!(
+            (answer.status, &answer.json()["error"]["code"]),
+            (404, &json!("route_not_found"))
+        );
     }
     assert_eq!(rig.get("/fak/v1/workers/w0").await.json()["phase"], "serving");
 }
