@@ -2,7 +2,7 @@
 //!
 //! Invariant: an id is matched exactly; requests never wait for the database; and what is kept is
 //! bounded, the longest unseen being forgotten first. A session that is forgotten loses its binding
-//! and totals, never more.
+//! and totals; one that has more, its rest or a salt, stays unless there are too many of those.
 
 mod id;
 mod keeper;
@@ -34,7 +34,7 @@ pub struct Config {
     /// How many are known at once.
     pub capacity: usize,
     /// A session that was not seen for so long is over: it holds no worker, and is forgotten unless
-    /// it is dormant.
+    /// it is dormant or isolated.
     pub idle: Duration,
     /// Pause between two writes of what has changed.
     pub write_every: Duration,
@@ -210,7 +210,7 @@ impl Sessions {
     fn sweep(&self) {
         let mut by_id = self.lock();
         by_id.retain(|_, session| {
-            let stays = session.is_dormant() || !self.is_over(session);
+            let stays = session.is_kept() || !self.is_over(session);
             if !stays {
                 self.is_gone(session);
             }
@@ -218,13 +218,14 @@ impl Sessions {
         });
     }
 
-    /// Forgets `count` sessions: the longest unseen of those that are active, then of the dormant.
+    /// Forgets `count` sessions: the longest unseen of those that have nothing to lose, then of the
+    /// others.
     fn forget_oldest(&self, by_id: &mut HashMap<Arc<str>, Arc<Session>>, count: usize) {
         let mut all: Vec<_> =
-            by_id.values().map(|s| (s.is_dormant(), s.seen_at(), Arc::clone(s))).collect();
+            by_id.values().map(|s| (s.is_kept(), s.seen_at(), Arc::clone(s))).collect();
         let count = count.min(all.len());
         if count > 0 && count < all.len() {
-            all.select_nth_unstable_by_key(count - 1, |(dormant, seen, _)| (*dormant, *seen));
+            all.select_nth_unstable_by_key(count - 1, |(kept, seen, _)| (*kept, *seen));
         }
         for (_, _, session) in &all[..count] {
             by_id.remove(&session.id);

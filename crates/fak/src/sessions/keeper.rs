@@ -114,6 +114,7 @@ impl Keeper {
             let mut waiting = self.waiting();
             waiting.changed.append(&mut changed);
             waiting.forgotten.append(&mut forgotten);
+            waiting.forgotten.truncate(self.sessions.shared.config.capacity);
         }
     }
 
@@ -124,11 +125,12 @@ impl Keeper {
         forgotten: &mut Vec<Arc<str>>,
     ) -> Result<(), store::Error> {
         let store = &self.sessions.shared.store;
+        // Before anything can fail, or those that are forgotten would pile up here.
+        changed.retain(|session| !session.is_gone.load(Ordering::Acquire));
         while let Some(id) = forgotten.last() {
             store.session_delete(id).await?;
             forgotten.pop();
         }
-        changed.retain(|session| !session.is_gone.load(Ordering::Acquire));
         while !changed.is_empty() {
             let batch = changed.len().saturating_sub(BATCH)..;
             // A change from here on is written again.
@@ -152,5 +154,28 @@ impl Keeper {
 
     fn waiting(&self) -> MutexGuard<'_, Inner> {
         self.sessions.shared.waiting.lock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sessions::Config;
+    use crate::store::Store;
+
+    #[tokio::test]
+    async fn what_waits_for_a_ledger_that_fails_is_bounded_by_the_sessions_that_are_known() {
+        let store = Store::open("sqlite::memory:").await.expect("memory");
+        let config = Config { capacity: 8, ..Config::default() };
+        let (sessions, keeper) = Sessions::open(store.clone(), config).await.expect("empty");
+        store.close().await;
+        for number in 0..100 {
+            let turn = sessions.resolve(&format!("s{number}")).expect("a good name");
+            turn.bind(&"w".into(), &fak_kernel::vocab::PerTier::all(0));
+            keeper.write().await;
+        }
+        let waiting = keeper.waiting();
+        assert!(waiting.changed.len() <= 8, "{} changed", waiting.changed.len());
+        assert!(waiting.forgotten.len() <= 8, "{} forgotten", waiting.forgotten.len());
     }
 }

@@ -153,6 +153,13 @@ impl Session {
         self.lock().dormancy.is_some()
     }
 
+    /// Whether it has what must not be lost: its rest, or the salt that keeps it from its old
+    /// blocks.
+    pub(super) fn is_kept(&self) -> bool {
+        let state = self.lock();
+        state.dormancy.is_some() || state.salt.is_some()
+    }
+
     pub(super) fn is_on(&self, worker: &str) -> bool {
         self.lock().worker.as_deref() == Some(worker)
     }

@@ -218,6 +218,24 @@ async fn a_session_that_is_over_holds_no_worker() {
     assert!(!sessions.end("new"));
 }
 
+/// Its blocks of before are still in the engine: without its salt it would find them again.
+#[tokio::test]
+async fn an_isolated_session_keeps_its_salt_however_long_it_is_silent() {
+    clock!(CLOCK);
+    let idle = Duration::from_secs(10);
+    let config = Config { capacity: 4, idle, clock: now, ..Config::default() };
+    let (sessions, _keeper, _) = open(config).await;
+    let turn = served(&sessions, "poisoned", "w");
+    assert!(sessions.isolate("poisoned").await.expect("stored"));
+    let salt = turn.salt().expect("isolated");
+    CLOCK.fetch_add(10_001, Ordering::Relaxed);
+    sessions.sweep();
+    for id in ["a", "b", "c", "d", "e"] {
+        served(&sessions, id, "w");
+    }
+    assert_eq!(sessions.resolve("poisoned").expect("a good name").salt(), Some(salt));
+}
+
 #[tokio::test]
 async fn bindings_totals_and_rest_outlive_the_process() {
     let (sessions, keeper, store) = open(Config::default()).await;
