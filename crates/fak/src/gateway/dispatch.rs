@@ -165,6 +165,8 @@ impl Shared {
         let _waits = waits.map_err(|_| Problem::HoldFull { retry_after })?;
         self.metrics.held.inc();
         let _held = Held(self);
+        // One that was let go before, and has to wait again, goes back in line.
+        ticket.released = None;
         let held = timeout(self.config.hold.within, self.hold(job, tried, ticket)).await;
         held.map_err(|_| nobody())
     }

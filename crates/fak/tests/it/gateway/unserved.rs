@@ -1,8 +1,9 @@
 //! When nobody serves: an honest answer at once, or a wait that is bounded.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use fak::fleet::Fleet;
 use fak::gateway::Hold;
 use fak_kernel::Phase;
 use http::StatusCode;
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::rig::{MODEL, PATIENT, Rig, SHORT, Setup, chat, setup};
+use super::routing::hold;
 use crate::engine::peer::{self, Peer, Reply};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -158,4 +160,44 @@ async fn a_wait_ends() {
         (StatusCode::SERVICE_UNAVAILABLE, "no_serving_worker")
     );
     assert!(peer.requests_so_far().is_empty());
+}
+
+/// A request that was let go, and whose worker failed, may have to wait again: not for its own
+/// place among those that are let go.
+#[tokio::test]
+async fn a_request_that_waits_again_does_not_wait_for_itself() {
+    let fleet = Arc::new(OnceLock::<Fleet>::new());
+    let (at_first, at_second) = (Arc::clone(&fleet), Arc::clone(&fleet));
+    let first = Peer::start(move |_| {
+        let serves = |state: &mut fak::fleet::State| {
+            state.standing = fak_kernel::witness::Standing::SERVING;
+        };
+        at_first.get().unwrap().update("w1", serves);
+        Reply::SendAndClose(Vec::new())
+    })
+    .await;
+    let second = Peer::start(move |request| {
+        if request.line() != "POST /tokenize" {
+            return Reply::Send(answer());
+        }
+        // It is chosen, and shut before the request can enter.
+        at_second.get().unwrap().snapshot().workers[1].worker.door.shut();
+        let tokens = json!({"count": 2, "max_model_len": 4096, "tokens": [1, 2]});
+        Reply::Send(peer::json("200 OK", &tokens.to_string()))
+    })
+    .await;
+    let rig = Rig::with(&[first.url(), second.url()], holding(10, PATIENT, 1)).await;
+    assert!(fleet.set(rig.fleet.clone()).is_ok());
+    hold(&rig, 1, &(0..100).collect::<Vec<_>>());
+    rig.phase(0, Phase::Sleeping);
+    rig.phase(1, Phase::Sleeping);
+    let body = chat(false);
+    let (answer, ()) = tokio::join!(rig.post(CHAT, &body), async {
+        rig.counted("fak_requests_held", 1).await;
+        rig.phase(0, Phase::Serving);
+        rig.counted("fak_requests_moved_total", 1).await;
+        rig.counted("fak_requests_held", 1).await;
+        rig.fleet.snapshot().workers[1].worker.door.open();
+    });
+    assert_eq!((answer.status, answer.header("x-fak-worker")), (StatusCode::OK, Some("w1")));
 }
