@@ -1,16 +1,19 @@
 //! Bodies: what comes in, bounded, and what goes out, relayed.
 //!
 //! Invariant: a request's body is never larger than the limit, whether or not its length was told,
-//! and all bodies in flight together are bounded; what is relayed waits for its reader.
+//! nor waited for without end, and all bodies in flight together are bounded; what is relayed waits
+//! for its reader.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 
 use super::error::Problem;
 use super::relay::Relay;
@@ -67,6 +70,9 @@ impl HttpBody for Body {
     }
 }
 
+/// How long nothing of a request's body may come: one that stays away holds room that others need.
+pub(super) const SILENCE: Duration = Duration::from_secs(30);
+
 /// Bytes that one permit stands for.
 const PERMIT_BYTES: usize = 1024;
 
@@ -118,7 +124,8 @@ impl Room {
     {
         let mut first = Bytes::new();
         let mut rest = BytesMut::new();
-        while let Some(frame) = body.frame().await {
+        let slow = |_| Problem::BodySlow;
+        while let Some(frame) = timeout(SILENCE, body.frame()).await.map_err(slow)? {
             let Ok(data) = frame.map_err(|_| Problem::BodyCut)?.into_data() else { continue };
             if first.is_empty() {
                 first = data;
@@ -134,5 +141,42 @@ impl Room {
             }
         }
         Ok(if rest.is_empty() { first } else { rest.freeze() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A body of which nothing comes.
+    struct Silent;
+
+    impl HttpBody for Silent {
+        type Data = Bytes;
+        type Error = BoxError;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_does_not_come_gives_its_room_back() {
+        let room = Room::new(1000, 1000);
+        let (silent, whole) = (room.read(Silent), async {
+            // Once the silent one has taken all there is.
+            while room.free.available_permits() > 0 {
+                tokio::task::yield_now().await;
+            }
+            assert!(matches!(room.read(Body::full(Bytes::new())).await, Err(Problem::NoRoom)));
+        });
+        let minutes = std::time::Duration::from_secs(600);
+        let (silent, ()) = tokio::join!(tokio::time::timeout(minutes, silent), whole);
+        let silent = silent.expect("it is not waited for without end");
+        assert_eq!(silent.expect_err("nothing came"), Problem::BodySlow);
+        room.read(Body::full(Bytes::new())).await.expect("there is room again");
     }
 }

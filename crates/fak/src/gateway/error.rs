@@ -44,6 +44,9 @@ pub enum Problem {
     /// The body did not come whole.
     #[error("the body could not be read to its end")]
     BodyCut,
+    /// No more of the body came for too long.
+    #[error("no more of the body came within {} s", super::body::SILENCE.as_secs())]
+    BodySlow,
     /// Too many bytes of bodies wait already.
     #[error("too many large requests are in flight")]
     NoRoom,
@@ -123,6 +126,7 @@ impl Problem {
             Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::Key => StatusCode::UNAUTHORIZED,
             Self::BodyTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BodySlow => StatusCode::REQUEST_TIMEOUT,
             Self::BodyCut | Self::Request(_) | Self::Session(_) => StatusCode::BAD_REQUEST,
             Self::Dormant { .. } => StatusCode::CONFLICT,
             Self::Isolation => StatusCode::FORBIDDEN,
@@ -146,6 +150,7 @@ impl Problem {
             Self::Key => "invalid_api_key",
             Self::BodyTooLarge(_) => "body_too_large",
             Self::BodyCut => "body_cut",
+            Self::BodySlow => "body_slow",
             Self::NoRoom => "too_many_bytes_in_flight",
             Self::Request(_) => "invalid_request",
             Self::Session(_) => "invalid_session",
