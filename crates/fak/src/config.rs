@@ -81,6 +81,14 @@ pub enum Error {
         /// The value, and what is wrong with it.
         reason: endpoint::Error,
     },
+    /// A replay socket without the event socket that it belongs to.
+    #[error("{name}={value:?} needs {} beside it", names::KV_EVENTS)]
+    Alone {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+    },
     /// Any other value that is refused.
     #[error("{name}={value:?} is not {right}")]
     Value {
@@ -163,16 +171,20 @@ impl Worker {
             ))?;
         }
         let host = endpoints.origin().host().to_owned();
+        let kv = KvSockets {
+            events: socket(lookup, names::KV_EVENTS, &host)?,
+            replay: socket(lookup, names::KV_REPLAY, &host)?,
+        };
+        if let (None, Some(replay)) = (&kv.events, &kv.replay) {
+            return Err(Error::Alone { name: names::KV_REPLAY, value: replay.to_string() });
+        }
         Ok(Self {
             id: worker_id(lookup)?,
             endpoints,
             model: text(lookup, names::MODEL, "the name of a served model")?,
             api_key: secret(lookup, names::API_KEY)?,
             priority_scheduling: boolean(lookup, names::PRIORITY_SCHEDULING)?,
-            kv: KvSockets {
-                events: socket(lookup, names::KV_EVENTS, &host)?,
-                replay: socket(lookup, names::KV_REPLAY, &host)?,
-            },
+            kv,
             salt_key: secret(lookup, names::SALT_KEY)?,
         })
     }
@@ -330,6 +342,8 @@ mod tests {
             let message = message(&[BASE, (name, value)]);
             assert!(message.contains(name) && message.contains(value), "{message}");
         }
+        let alone = message(&[BASE, (names::KV_REPLAY, "tcp://h:1")]);
+        assert!(alone.contains(names::KV_REPLAY) && alone.contains(names::KV_EVENTS), "{alone}");
     }
 
     #[test]

@@ -107,6 +107,14 @@ pub enum Error {
         /// As far as it can hold no password.
         value: String,
     },
+    /// A replay socket without the event socket that it belongs to.
+    #[error("worker {id}: replay={value:?} needs kv=tcp://host:port beside it")]
+    ReplayAlone {
+        /// The worker.
+        id: String,
+        /// The replay socket.
+        value: String,
+    },
     /// Any other value.
     #[error("{field}={value:?} is not {right}")]
     Value {
@@ -165,10 +173,13 @@ impl std::str::FromStr for RawWorker {
         let mut worker =
             Self { id: id.into(), url: url.into(), kv: None, replay: None, defer_aborts: false };
         for part in parts {
-            match part.split_once('=') {
-                Some(("kv", endpoint)) => worker.kv = Some(endpoint.into()),
-                Some(("replay", endpoint)) => worker.replay = Some(endpoint.into()),
+            let (socket, endpoint) = match part.split_once('=') {
+                Some(("kv", endpoint)) => (&mut worker.kv, endpoint),
+                Some(("replay", endpoint)) => (&mut worker.replay, endpoint),
                 _ => return Err(format!("`{part}` is neither kv=… nor replay=…")),
+            };
+            if socket.replace(endpoint.into()).is_some() {
+                return Err(format!("`{part}` is there twice"));
             }
         }
         Ok(worker)
@@ -513,6 +524,9 @@ impl RawWorker {
             written.as_ref().map(parse).transpose()
         };
         let (kv, replay) = (socket("kv", &self.kv)?, socket("replay", &self.replay)?);
+        if let (None, Some(value)) = (&kv, &self.replay) {
+            return Err(Error::ReplayAlone { id, value: value.clone() });
+        }
         Ok(WorkerSpec { id, endpoints, kv, replay, defer_aborts: self.defer_aborts })
     }
 }
@@ -621,6 +635,7 @@ mod tests {
             ("[[worker]]\nid=\"a\"\nurl=\"ftp://h\"", "worker a"),
             ("[[worker]]\nid=\"a\"\nurl=\"http://h\"\nkv=\"ipc://x\"", "kv"),
             ("[[worker]]\nid=\"a\"\nurl=\"http://h\"\nport=3", "port"),
+            ("[[worker]]\nid=\"a\"\nurl=\"http://h\"\nreplay=\"tcp://h:5\"", "worker a: replay"),
             ("lsten = \"x\"", "lsten"),
             ("allow_reload_weights = 1\n[[worker]]\nid=\"a\"\nurl=\"http://h\"", "bool"),
             ("[weights]\nsalt = \"v\"\n[[worker]]\nid=\"a\"\nurl=\"http://h\"", "weights.salt"),
@@ -698,5 +713,6 @@ mod tests {
         assert_eq!(spec.kv.expect("kv").to_string(), "tcp://h:5");
         assert!("v0".parse::<RawWorker>().is_err());
         assert!("v0=http://h,x=1".parse::<RawWorker>().is_err());
+        assert!("v0=http://h,kv=tcp://h:1,kv=tcp://h:2".parse::<RawWorker>().is_err());
     }
 }
