@@ -191,7 +191,6 @@ impl Stream {
             };
             self.carry_out(asks);
         }
-        self.sink.index.remove_rank(self.id);
     }
 
     fn obey(&mut self, command: Command) -> Vec<Ask> {
@@ -254,6 +253,13 @@ impl Stream {
             }
             Note::Settled => tracing::debug!(%rank, "settled"),
         }
+    }
+}
+
+impl Drop for Stream {
+    /// Also where it is broken off: what nobody listens for any more is not believed.
+    fn drop(&mut self) {
+        self.sink.index.remove_rank(self.id);
     }
 }
 

@@ -9,7 +9,7 @@ use fak::events::fold::Marker;
 use fak::events::recorder::Recorder;
 use fak::events::stream::{Handle, Sink, Stream};
 use fak::runtime::{OnExit, TaskGroup};
-use fak_index::{Index, Limits, Prompt, RankOptions};
+use fak_index::{HeldReason, Index, Limits, Prompt, RankOptions};
 use fak_kernel::rank::{Event, Trust};
 use fak_kernel::vocab::PerTier;
 use fak_kernel::{Disposition, TierSet};
@@ -219,4 +219,19 @@ async fn a_batch_that_the_publisher_held_since_before_the_action_warms_nothing()
     rig.rank.wait_for(|s| s.is_settled).await.unwrap();
     assert_eq!((rig.claim(&prompt(1)), rig.claim(&prompt(2))), ((0, 0), (0, 0)));
     rig.warm(&prompt(3)).await;
+}
+
+/// Whoever hears no more events believes nothing: a stream that breaks off, as by a panic, leaves
+/// no warm blocks behind.
+#[tokio::test]
+async fn nothing_is_believed_of_a_rank_whose_stream_was_broken_off() {
+    let Rig { sim, engine, index, rank, _tasks: tasks } = Rig::start(Connector::None, true).await;
+    let rig = Rig { sim, engine, index, rank, _tasks: TaskGroup::new() };
+    let prompt: Vec<u32> = (0..100).collect();
+    rig.ask(&prompt).await;
+    rig.warm(&prompt).await;
+    drop(tasks);
+    rig.rank.wait_for(|_| false).await.unwrap_err();
+    let prompt = Prompt { tokens: &prompt, lora: None, salt: None };
+    assert_eq!(rig.index.held(rig.rank.id(), &prompt).reason, HeldReason::NoRank);
 }
