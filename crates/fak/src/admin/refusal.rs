@@ -2,6 +2,7 @@
 //!
 //! Invariant: everything told is in the row.
 
+use fak_kernel::Action;
 use fak_kernel::witness::{Reason, Refusal};
 use serde_json::Value;
 
@@ -24,6 +25,14 @@ pub(super) fn with_way_out(message: String, row: &Row) -> String {
             Some(Refusal::CanaryNotRecorded) => Some(
                 "no route answered the fixed prompts: go on without a canary, or look why".into(),
             ),
+            Some(Refusal::AlreadyAsleep) if row.action != Action::Sleep => {
+                Some("wake it first".to_owned())
+            }
+            Some(Refusal::OnlyPaused) => Some("resume it instead".to_owned()),
+            Some(Refusal::PartlyAwake) => Some("wake the rest of it first".to_owned()),
+            Some(Refusal::StateUnknown) => {
+                Some("it is in phase error: wake it once its engine answers".to_owned())
+            }
             _ => None,
         };
     match hint {
@@ -33,13 +42,13 @@ pub(super) fn with_way_out(message: String, row: &Row) -> String {
 }
 
 /// `message` of an action that is not proven to be done, with the way on where there is one.
-pub(super) fn with_way_on(message: String, row: &Row) -> String {
-    if row.reason != Reason::WeightsNotProven.as_str() {
+pub(super) fn with_way_on(message: String, reason: &str) -> String {
+    if reason != Reason::WeightsNotProven.as_str() {
         return message;
     }
     format!(
-        "{message}: it waits for its weights; wake it with weights loaded (--weights loaded) once \
-         they are in it, or same (--weights same) if they are those from before"
+        "{message}: it waits for its weights; say weights loaded (--weights loaded) once they \
+         are in it, or same (--weights same) if they are those from before"
     )
 }
 

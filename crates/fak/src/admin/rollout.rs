@@ -175,11 +175,15 @@ fn text(ending: Ending, reason: &str, row: Option<&Row>, held_by: Option<&str>) 
         (Ending::Done, ..) => None,
         (Ending::Refused, Some(row), _) => Some(refusal::with_way_out(reason.to_owned(), row)),
         (_, _, Some(holder)) => Some(format!(
-            "not proven to be done: {reason}; it takes no requests, and is held by {holder} until \
-             a rollout ends"
+            "{}; it takes no requests, and is held by {holder} until a rollout ends",
+            undone(reason)
         )),
-        _ => Some(format!("not proven to be done: {reason}")),
+        _ => Some(undone(reason)),
     }
+}
+
+fn undone(reason: &str) -> String {
+    refusal::with_way_on(format!("not proven to be done: {reason}"), reason)
 }
 
 fn answer(ends: Vec<(Ending, Value)>) -> Response {

@@ -73,7 +73,7 @@ pub(super) fn answer(row: Row) -> Result<Json<Row>, Error> {
             Err(Error::undone(Ending::Refused, message).with("row", &row))
         }
         Ending::Failed => {
-            let message = refusal::with_way_on(said("not proven to be done"), &row);
+            let message = refusal::with_way_on(said("not proven to be done"), &row.reason);
             Err(Error::undone(Ending::Failed, message).with("row", &row))
         }
     }

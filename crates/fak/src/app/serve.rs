@@ -186,7 +186,12 @@ impl App {
         let signalled = async {
             let exit = tokio::select! {
                 () = signal() => {
-                    tracing::info!("stopping");
+                    // Whoever pressed Ctrl-C is told why nothing seems to happen.
+                    let within = settings.drain;
+                    let _ = writeln!(
+                        std::io::stderr(),
+                        "fak serve: stopping; requests under way have {within:?} to end (drain_ms)"
+                    );
                     Exit::Done
                 }
                 () = critical.requested() => {

@@ -57,7 +57,11 @@ pub enum Problem {
     #[error("{0}")]
     Session(String),
     /// The session is at rest.
-    #[error("session {id} is dormant: it was put to rest by {action}{}", row(*.witness))]
+    #[error(
+        "session {id} is dormant: it was put to rest by {action}{}; {} brings it back",
+        row(*.witness),
+        undoing(.action)
+    )]
     Dormant {
         /// Its name.
         id: String,
@@ -111,6 +115,10 @@ pub enum Problem {
     /// fak is stopping.
     #[error("the gateway is stopping")]
     Stopping,
+}
+
+fn undoing(action: &str) -> &'static str {
+    if action == "pause" { "resume" } else { "wake" }
 }
 
 fn row(witness: Option<u64>) -> String {

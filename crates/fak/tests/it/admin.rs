@@ -348,5 +348,29 @@ async fn a_wake_that_waits_for_weights_says_how_it_is_finished() {
     for told in ["weights_not_proven", "--weights loaded", "--weights same"] {
         assert!(message.contains(told), "{told}: {message}");
     }
+    let ended = rig.post("/fak/v1/rollout/end", r#"{"weights":"unproven"}"#).await;
+    assert!(ended.text.contains("--weights loaded"), "{}", ended.text);
     assert_eq!(rig.post("/fak/v1/workers/w0/wake", r#"{"weights":"loaded"}"#).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_move_that_does_not_fit_says_which_one_does() {
+    let rig = Rig::start(1).await;
+    for (done, refused, told) in [
+        ("pause", "wake", "resume it instead"),
+        ("sleep", "reset", "wake it first"),
+        ("wake", "pause", "wake the rest of it first"),
+    ] {
+        let body = match done {
+            "sleep" => r#"{"level":1}"#,
+            "wake" => r#"{"tags":["weights"]}"#,
+            _ => "",
+        };
+        let answer = rig.post(&format!("/fak/v1/workers/w0/{done}"), body).await;
+        assert_eq!(answer.status, 200, "{done}: {}", answer.text);
+        let answer = rig.post(&format!("/fak/v1/workers/w0/{refused}"), "").await;
+        assert_eq!(answer.status, 409, "{refused}: {}", answer.text);
+        let message = answer.json()["error"]["message"].to_string();
+        assert!(message.contains(told), "{refused}: {message}");
+    }
 }

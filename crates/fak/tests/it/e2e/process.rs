@@ -221,6 +221,11 @@ pub(crate) struct Asked {
 }
 
 impl Fak {
+    /// What it has said on stderr so far.
+    pub(crate) fn talk(&self) -> String {
+        self.talk.lock().unwrap().clone()
+    }
+
     /// `kill -9`.
     pub(crate) async fn kill(mut self) {
         self.child.kill().unwrap();

@@ -66,6 +66,8 @@ async fn streams_in_flight_end_whole_and_nothing_new_is_taken() {
     fak.terminate();
     no_longer_listens(&fak).await;
     assert_eq!(sim.requests_in_flight(), 1, "it goes on");
+    let told = async || fak.talk().contains("requests under way have 30s to end").then_some(());
+    until("why it does not end at once", told).await;
     sim.faults().limit_steps(None);
     let events = rest(stream).await;
     assert_eq!(events.last().unwrap(), "[DONE]");
