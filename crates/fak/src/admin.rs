@@ -139,7 +139,6 @@ pub fn router(state: AdminState) -> Router {
     OPEN.iter()
         .fold(Router::new(), add)
         .merge(control)
-        .fallback(error::no_route)
         .method_not_allowed_fallback(error::method_not_allowed)
         .fallback(error::not_found)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))

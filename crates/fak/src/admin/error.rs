@@ -120,16 +120,12 @@ pub(super) async fn shaped(response: Response) -> Response {
     Error::new(status, "bad_request", reason).into_response()
 }
 
-pub(super) async fn no_route() -> Error {
-    let message = "there is no such route; /openapi.json lists those of the control API";
-    Error::new(StatusCode::NOT_FOUND, "route_not_found", message)
-}
-
 pub(super) async fn method_not_allowed() -> Error {
     let message = "the path takes another method";
     Error::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 
 pub(super) async fn not_found() -> Error {
-    Error::new(StatusCode::NOT_FOUND, "route_not_found", "there is no such route")
+    let message = "there is no such route; /openapi.json lists those of the control API";
+    Error::new(StatusCode::NOT_FOUND, "route_not_found", message)
 }
