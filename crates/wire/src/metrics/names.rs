@@ -24,6 +24,7 @@ pub(super) enum Signal {
     OffloadStore,
     RequestSuccess,
     Preemptions,
+    Drafts,
     CacheConfig,
 }
 
@@ -50,6 +51,7 @@ const READ: &[(Signal, &[&str])] = &[
     (Signal::OffloadStore, &["vllm:kv_offload_store_bytes", TRANSFERS]),
     (Signal::RequestSuccess, &["vllm:request_success"]),
     (Signal::Preemptions, &["vllm:num_preemptions"]),
+    (Signal::Drafts, &["vllm:spec_decode_num_drafts"]),
     (Signal::CacheConfig, &["vllm:cache_config_info"]),
 ];
 
@@ -129,7 +131,6 @@ const PASSED_OVER: &[&str] = &[
     "vllm:spec_decode_num_accepted_tokens",
     "vllm:spec_decode_num_accepted_tokens_per_pos",
     "vllm:spec_decode_num_draft_tokens",
-    "vllm:spec_decode_num_drafts",
 ];
 
 /// What a sample's name says it is.

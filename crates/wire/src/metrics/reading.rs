@@ -137,6 +137,7 @@ impl Signals {
             Signal::ExternalHits => sum(&mut self.external_hits, value),
             Signal::ExternalQueries => sum(&mut self.external_queries, value),
             Signal::Preemptions => sum(&mut self.preemptions, value),
+            Signal::Drafts => sum(&mut self.drafts, value),
             Signal::OffloadLoad => transfer(&mut self.offload_load_bytes, "CPU_to_GPU", sample),
             Signal::OffloadStore => transfer(&mut self.offload_store_bytes, "GPU_to_CPU", sample),
             Signal::SleepState => sleep(&mut self.sleep, sample),

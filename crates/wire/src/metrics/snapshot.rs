@@ -60,6 +60,9 @@ pub struct Signals {
     pub request_success: BTreeMap<String, f64>,
     /// Preempted requests.
     pub preemptions: Option<f64>,
+    /// Drafts of speculative decoding. An engine that is set up without it does not give them, but
+    /// for the Rust frontend, which gives 0.
+    pub drafts: Option<f64>,
     /// Tokens a block, as configured; groups may differ.
     pub block_size: Option<u32>,
     /// Blocks of the device's cache.
@@ -122,6 +125,7 @@ impl Signals {
             (&mut self.offload_load_bytes, other.offload_load_bytes),
             (&mut self.offload_store_bytes, other.offload_store_bytes),
             (&mut self.preemptions, other.preemptions),
+            (&mut self.drafts, other.drafts),
         ];
         for (own, other) in counts {
             merge(own, other.as_ref(), |own, other| *own += other);

@@ -176,6 +176,16 @@ fn histograms_of_other_bounds_add_up_to_no_more_than_is_known() {
 }
 
 #[test]
+fn drafts_of_speculative_decoding_are_absent_where_the_engine_gives_none() {
+    let drafts = |path: &str| recorded(path).total().drafts;
+    assert_eq!(drafts("vllm-0.32/metrics/under-load.prom"), None);
+    assert_eq!(drafts("vllm-rs-0.33-frontend/metrics/idle.prom"), Some(0.0));
+    let two = "vllm:spec_decode_num_drafts_total{engine=\"0\"} 3\n\
+               vllm:spec_decode_num_drafts_total{engine=\"1\"} 4\n";
+    assert_eq!(read(two).total().drafts, Some(7.0));
+}
+
+#[test]
 fn unknown_engine_names_are_listed_once_each() {
     let scrape = "vllm:warp_factor{engine=\"0\"} 1\nvllm:warp_factor{engine=\"1\"} 1\n\
                   vllm:tea_seconds_bucket{le=\"1\"} 0\nvllm:tea_seconds_sum 0\n\

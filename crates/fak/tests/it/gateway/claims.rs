@@ -344,6 +344,30 @@ fn counting(rig: &Rig, version: &str, ranks: u32) {
     });
 }
 
+/// vLLM computes the last block of a hit anew where a draft model needs its states (0.32.0,
+/// source).
+#[tokio::test]
+async fn the_last_block_is_not_claimed_of_an_engine_that_decodes_speculatively() {
+    let (_peer, rig, tokens) = claiming(Some(64)).await;
+    let awake = "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 1\n";
+    let drafts = |n| format!("vllm:spec_decode_num_drafts_total{{engine=\"0\"}} {n}\n");
+    for (scrape, length, kv, warm) in [
+        (awake.to_owned(), 100, "warm", "gpu=96"),
+        (awake.to_owned() + &drafts(0), 100, "warm", "gpu=64"),
+        (awake.to_owned() + &drafts(7), 100, "warm", "gpu=64"),
+        (drafts(7), 40, "unknown", "0"),
+        // As the Rust frontend gives it, whatever its engine does.
+        (drafts(0), 100, "warm", "gpu=96"),
+    ] {
+        let limits = fak_wire::metrics::Limits::default();
+        let metrics = fak_wire::metrics::parse(scrape.as_bytes(), &limits).unwrap();
+        rig.state(0, |state| state.metrics = Some(std::sync::Arc::new(metrics)));
+        let answer = rig.post(COMPLETIONS, &prompt(&tokens[..length])).await;
+        let told = (answer.header("x-fak-kv"), answer.header("x-fak-warm-tokens"));
+        assert_eq!(told, (Some(kv), Some(warm)), "{scrape}");
+    }
+}
+
 /// The engine chooses among all its ranks, heard or not.
 #[tokio::test]
 async fn nothing_is_claimed_where_the_engine_has_a_rank_that_is_not_heard() {
