@@ -57,6 +57,10 @@ fn stream(body: &str, unknowns: Unknowns) -> Vec<String> {
     let aborted = values.iter().flatten().any(was_aborted);
     let masks = Masks { is_stream: true, ..Masks::new(unknowns, aborted) };
     let lines = chunks.iter().zip(values).map(|(chunk, value)| match value {
+        // How many tokens it brings is where it ends.
+        Some(value) if is_under_way(&value) => {
+            Masks { generated_tokens: true, ..masks }.apply("", value).to_string()
+        }
         Some(value) => masks.apply("", value).to_string(),
         None => (*chunk).to_owned(),
     });
@@ -70,6 +74,13 @@ fn was_aborted(value: &Value) -> bool {
     choices.is_some_and(|all| all.iter().any(|one| one["finish_reason"] == "abort"))
 }
 
+/// Whether it brings text, and more comes after it.
+fn is_under_way(chunk: &Value) -> bool {
+    let choices = chunk.get("choices").and_then(Value::as_array).filter(|all| !all.is_empty());
+    choices.is_some_and(|all| all.iter().all(|one| one["finish_reason"].is_null()))
+}
+
+#[derive(Clone, Copy)]
 struct Masks {
     prompt_tokens: bool,
     generated_tokens: bool,
@@ -171,6 +182,22 @@ mod tests {
         let lines = answer(&sse(&many), Unknowns::default());
         assert_eq!(lines, answer(&sse(&few), Unknowns::default()));
         assert_eq!(lines.len(), 3, "{lines:?}");
+    }
+
+    #[test]
+    fn chunks_that_tell_how_far_they_are_are_one_too() {
+        let chunk = |tokens: u32, finish: &str| {
+            let usage = format!(r#"{{"prompt_tokens":7,"completion_tokens":{tokens}}}"#);
+            format!(
+                "data: {{\"choices\":[{{\"text\":\"a\",\"finish_reason\":{finish}}}],\
+                 \"usage\":{usage}}}\n\n"
+            )
+        };
+        let many = chunk(1, "null") + &chunk(2, "null") + &chunk(3, "\"length\"");
+        let few = chunk(2, "null") + &chunk(3, "\"length\"");
+        let lines = answer(&sse(&many), Unknowns::default());
+        assert_eq!(lines, answer(&sse(&few), Unknowns::default()));
+        assert!(lines[2].contains("\"completion_tokens\":3"), "{lines:?}");
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub const MODEL_LEN_MAX: u32 = 1_024;
 /// Blocks of the host tier, where there is one.
 pub const TIER_BLOCKS: u32 = 64;
 
-/// Two layers of keys and values, 4 heads of 32 bfloat16 elements, 32 tokens.
+/// Two layers of keys and values, 4 heads of 32 float16 elements, 32 tokens.
 pub const BLOCK_BYTES: u32 = 2 * 2 * 4 * 32 * 2 * 32;
 
 /// Where an engine listens.

@@ -58,7 +58,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=False,
     )
-    return LlamaForCausalLM(config).to(torch.bfloat16)
+    return LlamaForCausalLM(config).to(torch.float16)
 
 
 def main(folder: str) -> None:
