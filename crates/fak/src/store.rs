@@ -92,6 +92,14 @@ pub struct Store {
 }
 
 impl Store {
+    /// Whether [`Store::open`] can read this URL; nothing is opened.
+    ///
+    /// # Errors
+    /// [`Error::BadUrl`].
+    pub fn check_url(url: &str) -> Result<(), Error> {
+        Database::check_url(url)
+    }
+
     /// Opens `sqlite:PATH`, `sqlite::memory:` or `postgres://…`, and creates or migrates what is
     /// there. Several processes may do so at once. Not for a runtime whose clock is paused: the
     /// pools' timers go off while the database works.

@@ -19,7 +19,7 @@ use super::Error;
 use crate::cli::Exit;
 use crate::cli::bench::{BenchArgs, BenchCommand, TierReplay, TierReplayArgs, Verdict, Workload};
 use crate::config::{self, Worker, names};
-use crate::engine::{Capabilities, Client, Endpoints, Engine, Learnt, Model, Timeouts};
+use crate::engine::{Capabilities, Client, Endpoints, Engine, Learnt, Model, Seen, Timeouts};
 use crate::lifecycle;
 
 /// Tokens of each prompt where nobody says.
@@ -38,6 +38,9 @@ pub(super) async fn run(args: &BenchArgs) -> Result<Exit, Error> {
 
 async fn tier_replay(args: &TierReplayArgs) -> Result<Exit, Error> {
     let engine = engine(&args.url)?;
+    if let Seen::Unreachable { detail } = engine.observe().await.is_sleeping {
+        return Err(Error::failed(anyhow!("nobody answers at --url {}: {detail}", args.url)));
+    }
     let told = engine.capabilities().await;
     let proven = lifecycle::capabilities(&told);
     let engine_version = told.version.told().cloned();

@@ -9,6 +9,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use axum::Router;
 use fak_index::{Index, Limits, RankOptions};
 use fak_sim::{Binds, Connector, Sim, SimConfig};
@@ -32,7 +33,7 @@ use crate::gateway::{self, Gateway, Hold, Key, ServeConfig, WeightsSalt};
 use crate::lifecycle::{self, Lifecycle};
 use crate::runtime::{OnExit, TaskGroup};
 use crate::sessions::{self, Sessions};
-use crate::store::{self, Store};
+use crate::store::Store;
 use crate::telemetry::Registry;
 
 /// Cache events that are remembered for who asks.
@@ -51,7 +52,16 @@ pub(super) fn settings(args: &ServeArgs) -> Result<Serve, Error> {
     };
     let (listen, db) = (args.listen.clone(), args.db.clone());
     let flags = Flags { listen, db, worker: args.worker.clone() };
-    raw.resolve(flags, &config::process_environment, args.sim).map_err(Error::usage)
+    let settings = raw.resolve(flags, &config::process_environment, args.sim);
+    let settings = settings.map_err(Error::usage)?;
+    let url = Store::check_url(&settings.db);
+    url.with_context(|| format!("--db: {}", shown(&settings.db))).map_err(Error::usage)?;
+    Ok(settings)
+}
+
+/// A server's URL may hold a password.
+fn shown(db: &str) -> &str {
+    if db.starts_with("sqlite:") { db } else { "the server" }
 }
 
 /// Serves until SIGTERM or Ctrl-C.
@@ -77,10 +87,10 @@ pub(super) async fn serve(args: ServeArgs) -> Result<Exit, Error> {
     Ok(exit)
 }
 
-/// The ledger. What goes wrong is told with the file's name; a server's URL may hold a password.
+/// The ledger.
 async fn open_store(settings: &Serve) -> Result<Store, Error> {
-    let shown = if settings.db.starts_with("sqlite:") { &settings.db } else { "the server" };
-    let failed = |error: anyhow::Error| Error::failed(error.context(format!("--db: {shown}")));
+    let told = format!("--db: {}", shown(&settings.db));
+    let failed = |error: anyhow::Error| Error::failed(error.context(told.clone()));
     if let Some(folder) = &settings.state_folder {
         // The ledger names sessions and tenants' workers: it is its user's own.
         let mut private = std::fs::DirBuilder::new();
@@ -89,11 +99,7 @@ async fn open_store(settings: &Serve) -> Result<Store, Error> {
         std::os::unix::fs::DirBuilderExt::mode(&mut private, 0o700);
         private.create(folder).map_err(|error| failed(error.into()))?;
     }
-    Store::open(&settings.db).await.map_err(|error| match error {
-        // As any other setting that cannot be used.
-        store::Error::BadUrl(_) => Error { exit: Exit::Usage, ..failed(error.into()) },
-        error => failed(error.into()),
-    })
+    Store::open(&settings.db).await.map_err(|error| failed(error.into()))
 }
 
 /// Everything that runs, wired.
@@ -162,8 +168,8 @@ impl App {
         Ok(Self { gateway, control, store, serving, tasks })
     }
 
-    /// Serves until a signal or the end of a critical task, then lets go in order. Only the signal
-    /// is an end that was asked for.
+    /// Serves until a signal or the end of a critical task, then lets go in order; at a second
+    /// signal, without waiting for requests. Only the first signal is an end that was asked for.
     async fn run(self, listener: tokio::net::TcpListener, settings: &Serve) -> Exit {
         let Self { gateway, control, store, serving, tasks } = self;
         let cutoff = gateway.cutoff();
@@ -183,6 +189,11 @@ impl App {
         let stop = serving.shutdown();
         let served = gateway::serve(listener, service, config, (stop, cutoff));
         let critical = tasks.shutdown();
+        let stopping = serving.shutdown();
+        let hurried = async {
+            stopping.requested().await;
+            signal().await;
+        };
         let signalled = async {
             let exit = tokio::select! {
                 () = signal() => {
@@ -190,7 +201,8 @@ impl App {
                     let within = settings.drain;
                     let _ = writeln!(
                         std::io::stderr(),
-                        "fak serve: stopping; requests under way have {within:?} to end (drain_ms)"
+                        "fak serve: stopping; requests under way have {within:?} to end \
+                         (drain_ms), or until a second signal"
                     );
                     Exit::Done
                 }
@@ -202,10 +214,15 @@ impl App {
             serving.stop(Duration::ZERO).await;
             exit
         };
-        let (aborted, exit) = tokio::join!(served, signalled);
-        if aborted > 0 {
-            tracing::warn!(aborted, "connections did not end in time");
-        }
+        let exit = tokio::select! {
+            (aborted, exit) = async { tokio::join!(served, signalled) } => {
+                if aborted > 0 {
+                    tracing::warn!(aborted, "connections did not end in time");
+                }
+                exit
+            }
+            () = hurried => Exit::Failed,
+        };
         tasks.stop(OWNERS_WITHIN).await;
         store.close().await;
         exit

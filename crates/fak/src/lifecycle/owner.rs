@@ -214,6 +214,9 @@ impl Owner {
         self.state.is_reachable = look.is_reachable();
         if !self.state.is_reachable {
             self.failures = self.failures.saturating_add(1);
+            if self.failures == self.config.failures_max {
+                tracing::warn!(worker = %self.worker.id, "does not answer");
+            }
             if self.failures >= self.config.failures_max && self.state.phase() != Phase::Error {
                 self.notice(Move::Lost, look).await?;
             }

@@ -71,6 +71,11 @@ pub(super) struct Database {
 }
 
 impl Database {
+    /// Whether `url` names a database.
+    pub(super) fn check_url(url: &str) -> Result<(), Error> {
+        Target::parse(url).map(drop)
+    }
+
     /// The database at `url`; it is reached with the first use.
     pub(super) fn new(url: &str) -> Result<Self, Error> {
         sqlx::any::install_default_drivers();

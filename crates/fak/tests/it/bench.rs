@@ -153,6 +153,18 @@ async fn an_engine_not_proven_to_keep_its_tier_is_refused_and_nothing_is_sent() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn where_nobody_answers_nothing_is_said_of_tiers() {
+    // Held, and not listened at.
+    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.1:0".parse().expect("an address")).expect("bound");
+    let address = socket.local_addr().expect("bound");
+    let output = replay(&format!("http://{address}"), &["--json"]).await;
+    assert_eq!((output.status.code(), &*text(&output.stdout)), (Some(1), ""));
+    let told = format!("nobody answers at --url http://{address}");
+    assert!(text(&output.stderr).contains(&told), "{}", text(&output.stderr));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_is_asleep_or_busy_is_left_as_it_is() {
     let config = SimConfig {
         profile: Profile::KeepTier,

@@ -98,6 +98,23 @@ async fn a_stream_that_does_not_end_in_time_ends_with_an_error_event_and_at_the_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_ends_it_without_waiting_for_what_is_under_way() {
+    let sim = sim().await;
+    // Longer than a test waits.
+    let setup = Setup::new("hurried").sims([&sim]).set("drain_ms", 3_600_000);
+    let mut fak = setup.start().await;
+    fak.heard("w0").await;
+    let stream = stalled(&fak, &sim, 8).await;
+    fak.terminate();
+    no_longer_listens(&fak).await;
+    fak.terminate();
+    assert_eq!(fak.exit().await.code(), Some(1));
+    drop(stream);
+    until("the engine lets it go", async || (sim.requests_in_flight() == 0).then_some(())).await;
+    assert_eq!(setup.rows().await.last().unwrap().phase, Phase::Serving);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_request_without_an_answer_in_time_gets_503_and_does_not_hold_up_the_end() {
     let sim = sim().await;
     let setup = Setup::new("unanswered").sims([&sim]).set("drain_ms", 100);

@@ -61,6 +61,13 @@ fn settings_are_checked_and_printed_without_their_secrets() {
     let (_, out, _) = run(&right, &["config", "print"], &["--json"]);
     let json: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(json["settings"]["listen"], json!({"value": "127.0.0.1:0", "from": "flag"}));
+    for db in ["sqlite:", "postgres://u:hidden/x@h/fak"] {
+        for command in [&["config", "check"][..], &["config", "print"], &["serve"]] {
+            let (code, out, told) = run(&right, command, &["--db", db]);
+            assert_eq!((code, out.as_str()), (Some(64), ""));
+            assert!(told.contains("--db") && told.contains("expected sqlite:PATH"), "{told}");
+        }
+    }
     // One of the secrets is missing.
     let wrong = Setup::new("config-wrong").file(KEYS).env("ALICE_KEY", "sk-hidden-alice");
     let wrong = wrong.worker("a", "http://gpu:8000/v1");
