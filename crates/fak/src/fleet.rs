@@ -57,6 +57,8 @@ pub struct State {
     pub ranks: Arc<[Rank]>,
     /// How far the event streams of all its ranks are.
     pub streams: Arc<[Stream]>,
+    /// The engine names ranks that publish nothing which can be heard.
+    pub has_silent_ranks: bool,
     /// fak has started anew, and does not know yet what of the engine's history still holds.
     pub is_recovering: bool,
     /// The last scrape.
@@ -117,6 +119,7 @@ impl State {
             held_by: None,
             ranks: Arc::default(),
             streams: Arc::default(),
+            has_silent_ranks: false,
             is_recovering: false,
             metrics: None,
             last_witness: None,
@@ -148,10 +151,13 @@ impl State {
         self.models.iter().any(|m| **m == *model)
     }
 
-    /// Whether each of its ranks is listened to, as far as its metrics count them: one that is not
-    /// is told apart by nothing else.
+    /// Whether each of its ranks is listened to, as far as the engine names them or its metrics
+    /// count them.
     #[must_use]
     pub fn hears_all_ranks(&self) -> bool {
+        if self.has_silent_ranks {
+            return false;
+        }
         let metrics = self.metrics.iter().flat_map(|metrics| metrics.ranks.values());
         metrics.filter(|rank| rank.running.is_some()).count() <= self.ranks.len()
     }

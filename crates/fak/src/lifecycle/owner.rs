@@ -305,7 +305,7 @@ impl Owner {
         }
     }
 
-    fn sources(&self, told: &crate::engine::Capabilities) -> Events {
+    fn sources(&mut self, told: &crate::engine::Capabilities) -> Events {
         if let Some(named) = self.config.events.get(&self.worker.id) {
             return named.clone();
         }
@@ -313,6 +313,7 @@ impl Owner {
         let found = told.kv_event_sources.told().map(|body| discover::from_answer(body, host));
         match found {
             Some(Ok(found)) => {
+                self.state.has_silent_ranks = !found.silent.is_empty();
                 for (rank, silent) in &found.silent {
                     tracing::warn!(worker = %self.worker.id, rank, %silent, "routed by load alone");
                 }

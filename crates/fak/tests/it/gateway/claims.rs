@@ -383,6 +383,11 @@ async fn nothing_is_claimed_where_the_engine_has_a_rank_that_is_not_heard() {
     assert_eq!(ask(&[], &[1, 2, 3]).await, "unknown", "nor that it is cold");
     assert_eq!(ask(&[("x-data-parallel-rank", "1")], &tokens).await, "unknown");
     assert_eq!(ask(&[("x-data-parallel-rank", "0")], &tokens).await, "warm");
+    // Without metrics, by what it says of where its events are.
+    rig.state(0, |state| state.metrics = None);
+    assert_eq!(ask(&[], &tokens).await, "warm");
+    rig.state(0, |state| state.has_silent_ranks = true);
+    assert_eq!(ask(&[], &tokens).await, "unknown");
 }
 
 /// A rank that a request names is the one that gets it, if the engine is told and obeys.
