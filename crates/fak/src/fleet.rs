@@ -11,7 +11,7 @@ use fak_index::RankId;
 use fak_kernel::rank::Trust;
 use fak_kernel::witness::{self, Standing};
 use fak_kernel::{Phase, TierSet};
-use fak_wire::metrics::{Signals, Snapshot as Metrics};
+use fak_wire::metrics::Snapshot as Metrics;
 use tokio::sync::watch;
 
 pub use door::{Door, Inside};
@@ -155,20 +155,14 @@ impl State {
     /// count them.
     #[must_use]
     pub fn hears_all_ranks(&self) -> bool {
-        if self.has_silent_ranks {
-            return false;
-        }
-        let metrics = self.metrics.iter().flat_map(|metrics| metrics.ranks.values());
-        metrics.filter(|rank| rank.running.is_some()).count() <= self.ranks.len()
+        let counted = self.metrics.as_deref().map_or(0, Metrics::running_ranks);
+        !self.has_silent_ranks && counted <= self.ranks.len()
     }
 
-    /// Whether its engine may decode speculatively. Only the Rust frontend gives the counter
-    /// without it, and that gives no sleep state.
+    /// Whether its engine may decode speculatively.
     #[must_use]
     pub fn speculates(&self) -> bool {
-        let mut ranks = self.metrics.iter().flat_map(|metrics| metrics.ranks.values());
-        let is_frontend = |rank: &Signals| rank.sleep.is_none();
-        ranks.any(|rank| rank.drafts.is_some_and(|drafts| drafts > 0.0 || !is_frontend(rank)))
+        self.metrics.as_deref().is_some_and(Metrics::speculates)
     }
 
     /// Whether its engine sends a request to the rank that it names: vLLM does since 0.12.0

@@ -10,6 +10,7 @@ use std::time::Duration;
 use fak_index::{Held, HeldReason, Index, Limits, Prompt, RankOptions};
 use fak_kernel::Tier;
 use fak_kernel::rank::Trust;
+use fak_wire::metrics::Snapshot as Metrics;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::Error;
@@ -41,6 +42,8 @@ pub(super) struct Claims {
     ranks: Vec<Handle>,
     /// Every rank publishes and is listened to.
     is_whole: bool,
+    /// The last block of a hit may be computed anew (see the gateway's claims).
+    speculates: bool,
     adapters: Vec<String>,
     tasks: TaskGroup,
 }
@@ -60,9 +63,16 @@ impl CachePrompt {
 }
 
 impl Claims {
-    /// Listens to the worker's events, and waits a little until they can be heard.
-    pub(super) async fn start(worker: &Worker, told: &Capabilities) -> Result<Self, Error> {
+    /// Listens to the worker's events, and waits a little until they can be heard. `metrics`: the
+    /// worker's, where it gives any.
+    pub(super) async fn start(
+        worker: &Worker,
+        told: &Capabilities,
+        metrics: &Metrics,
+    ) -> Result<Self, Error> {
         let (sources, is_whole) = sources(worker, told)?;
+        let is_whole = is_whole && metrics.running_ranks() <= sources.len();
+        let speculates = metrics.speculates();
         let seed = RandomState::new().build_hasher().finish();
         let index = Arc::new(Index::new(seed, Limits::default()));
         // The report needs counts only.
@@ -93,7 +103,7 @@ impl Claims {
         let models = told.models.told().map(Vec::as_slice).unwrap_or_default();
         let adapters = models.iter().filter(|model| model.parent.is_some());
         let adapters = adapters.map(|model| model.id.clone()).collect();
-        Ok(Self { index, recorder, ranks, is_whole, adapters, tasks })
+        Ok(Self { index, recorder, ranks, is_whole, speculates, adapters, tasks })
     }
 
     /// The prompt of a call; `None` where its tokens are not known.
@@ -120,8 +130,11 @@ impl Claims {
         if !prompt.is_cacheable {
             return Some(0);
         }
-        let ranks =
-            self.ranks.iter().map(|rank| self.held_by(rank, prompt).map(|held| tokens(&held)));
+        let claimed = |held: Held| match self.speculates {
+            true => u64::from(held.tokens().gpu.saturating_sub(held.block_size)),
+            false => tokens(&held),
+        };
+        let ranks = self.ranks.iter().map(|rank| self.held_by(rank, prompt).map(claimed));
         ranks.collect::<Option<Vec<_>>>()?.into_iter().min()
     }
 

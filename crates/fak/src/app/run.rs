@@ -44,7 +44,8 @@ pub(super) async fn run(args: &RunArgs) -> Result<Exit, Error> {
     let engine = Engine::new(client, worker.endpoints.clone());
     let capabilities = engine.capabilities().await;
     let model = model(&worker, &capabilities)?;
-    let claims = Claims::start(&worker, &capabilities).await?;
+    let metrics = engine.scrape().await.unwrap_or_default();
+    let claims = Claims::start(&worker, &capabilities, &metrics).await?;
     say(format_args!(
         "fak run: engine {} {}, worker {}, model {model}",
         args.engine.as_str(),

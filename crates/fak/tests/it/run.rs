@@ -207,6 +207,21 @@ async fn where_nothing_is_heard_nothing_is_claimed_and_nothing_is_zero() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_claimed_where_one_rank_of_several_is_heard() {
+    let config = SimConfig { dp_ranks: 2, ..SimConfig::default() };
+    let sim = Sim::start(config, Binds::default()).await.expect("free ports");
+    let (base, events) = (sim.base_url(), sim.kv_events_endpoint());
+    let trace = example("trace.json");
+    let url = ("FAK_VLLM_BASE_URL", base.as_str());
+    let one = [url, ("FAK_VLLM_KV_EVENTS", events.as_str())];
+    for (environment, is_claimed) in [(&[url][..], true), (&one, false)] {
+        let output = fak_beside(&["run", "--trace", &trace, "--json"], environment).await;
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        assert_eq!(report(&output)["calls"][0]["claimed_tokens"].is_u64(), is_claimed);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn ctrl_c_cancels_the_call_at_the_engine_and_the_report_still_comes() {
     let decode_step = std::time::Duration::from_millis(5);
     let sim = Sim::start(SimConfig { decode_step, ..SimConfig::default() }, Binds::default());

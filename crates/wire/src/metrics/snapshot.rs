@@ -102,6 +102,22 @@ impl Snapshot {
         ranks.for_each(|rank| total.add(rank));
         total
     }
+
+    /// Ranks that run requests, as far as they are told.
+    #[must_use]
+    pub fn running_ranks(&self) -> usize {
+        self.ranks.values().filter(|rank| rank.running.is_some()).count()
+    }
+
+    /// Whether the engine may decode speculatively. Only the Rust frontend gives the counter
+    /// without it, and that gives no sleep state.
+    #[must_use]
+    pub fn speculates(&self) -> bool {
+        let is_frontend = |rank: &Signals| rank.sleep.is_none();
+        let may =
+            |rank: &Signals| rank.drafts.is_some_and(|drafts| drafts > 0.0 || !is_frontend(rank));
+        self.ranks.values().any(may)
+    }
 }
 
 impl Signals {
