@@ -94,6 +94,15 @@ impl Held {
         tokens
     }
 
+    /// The claim in tokens on an engine that may decode speculatively. With a draft model that
+    /// reads the model's own states (EAGLE, MTP) vLLM computes the last block of a hit anew
+    /// (0.32.0, source), and a connector need not go on from there. Nobody tells which kind it is.
+    #[must_use]
+    pub fn tokens_speculating(&self) -> PerTier<u32> {
+        let gpu = self.tokens().gpu.saturating_sub(self.block_size);
+        PerTier { gpu, ..PerTier::default() }
+    }
+
     /// The claim in blocks, over all tiers.
     #[must_use]
     pub fn blocks_total(&self) -> u32 {

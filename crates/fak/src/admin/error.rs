@@ -29,6 +29,12 @@ impl Error {
         Self { status, code, message, param, beside }
     }
 
+    /// A filter's value that is none.
+    pub(super) fn filter(name: &str, value: &str, expected: &str) -> Self {
+        let message = format!("{name} has to be {expected}, not {:?}", shown(value));
+        Self::bad("invalid_option", name, message)
+    }
+
     /// An action that ended so, and not as asked.
     pub(super) fn undone(ending: Ending, message: impl Into<String>) -> Self {
         match ending {
@@ -123,6 +129,11 @@ pub(super) async fn shaped(response: Response) -> Response {
 pub(super) async fn method_not_allowed() -> Error {
     let message = "the path takes another method";
     Error::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}
+
+/// As much as is shown of what comes from a client.
+pub(super) fn shown(text: &str) -> String {
+    text.chars().take(64).collect()
 }
 
 pub(super) async fn not_found() -> Error {

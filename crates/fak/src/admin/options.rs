@@ -9,7 +9,7 @@ use axum::body::Bytes;
 use fak_kernel::witness::{Level, Mode, Move, Part, Parts, Quarantine, Weights};
 use serde_json::{Map, Value};
 
-use super::error::Error;
+use super::error::{Error, shown};
 use crate::lifecycle::Request;
 
 /// Bytes of a holder's name.
@@ -271,11 +271,9 @@ impl Word for Weights {
     }
 }
 
-/// `, not "drop"`: what stands there instead, if anything does. It comes from a client: what is
-/// shown of it is bounded.
+/// `, not "drop"`: what stands there instead, if anything does.
 fn instead_of(found: Option<&Value>) -> String {
-    let shown = |value: &Value| value.to_string().chars().take(64).collect::<String>();
-    found.map(|value| format!(", not {}", shown(value))).unwrap_or_default()
+    found.map(|value| format!(", not {}", shown(&value.to_string()))).unwrap_or_default()
 }
 
 fn unknown_option(what: &str, name: &str, accepted: &[&str]) -> Error {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::error::Error;
 use super::options::{self, Verb};
 use super::workers::answer;
-use super::{AdminState, json, witness};
+use super::{AdminState, json};
 use crate::fleet::Snapshot;
 use crate::sessions::View;
 use crate::store::Row;
@@ -34,7 +34,7 @@ pub(super) async fn list(
             "worker" => worker = Some(value),
             "limit" => {
                 let asked =
-                    value.parse().map_err(|_| witness::wrong("limit", &value, "a number"))?;
+                    value.parse().map_err(|_| Error::filter("limit", &value, "a number"))?;
                 limit = LIST_MAX.min(asked);
             }
             _ => {

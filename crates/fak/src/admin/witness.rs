@@ -29,7 +29,7 @@ fn filter(query: Vec<(String, String)>) -> Result<Filter, Error> {
             "limit" => filter.limit = Some(number(&name, &value)?),
             "newest_first" => {
                 filter.newest_first =
-                    value.parse().map_err(|_| wrong(&name, &value, "true or false"))?;
+                    value.parse().map_err(|_| Error::filter(&name, &value, "true or false"))?;
             }
             _ => {
                 let message = format!("`{name}` is no filter; there are {FILTERS}");
@@ -41,13 +41,7 @@ fn filter(query: Vec<(String, String)>) -> Result<Filter, Error> {
 }
 
 fn number<N: std::str::FromStr>(name: &str, value: &str) -> Result<N, Error> {
-    value.parse().map_err(|_| wrong(name, value, "a number"))
-}
-
-/// A filter's value that is none. It comes from a client: what is shown of it is bounded.
-pub(super) fn wrong(name: &str, value: &str, expected: &str) -> Error {
-    let shown: String = value.chars().take(64).collect();
-    Error::bad("invalid_option", name, format!("{name} has to be {expected}, not {shown:?}"))
+    value.parse().map_err(|_| Error::filter(name, value, "a number"))
 }
 
 fn word<T: Copy>(
@@ -59,6 +53,6 @@ fn word<T: Copy>(
     let found = all.iter().find(|word| as_str(**word) == value);
     found.copied().ok_or_else(|| {
         let words: Vec<_> = all.iter().map(|word| as_str(*word)).collect();
-        wrong(name, value, &format!("one of {}", words.join(", ")))
+        Error::filter(name, value, &format!("one of {}", words.join(", ")))
     })
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use fak_index::{Held, HeldReason, Index, Limits, Prompt, RankOptions};
 use fak_kernel::Tier;
 use fak_kernel::rank::Trust;
+use fak_kernel::vocab::PerTier;
 use fak_wire::metrics::Snapshot as Metrics;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -42,7 +43,7 @@ pub(super) struct Claims {
     ranks: Vec<Handle>,
     /// Every rank publishes and is listened to.
     is_whole: bool,
-    /// The last block of a hit may be computed anew (see the gateway's claims).
+    /// The last block of a hit may be computed anew.
     speculates: bool,
     adapters: Vec<String>,
     tasks: TaskGroup,
@@ -131,8 +132,8 @@ impl Claims {
             return Some(0);
         }
         let claimed = |held: Held| match self.speculates {
-            true => u64::from(held.tokens().gpu.saturating_sub(held.block_size)),
-            false => tokens(&held),
+            true => total(held.tokens_speculating()),
+            false => total(held.tokens()),
         };
         let ranks = self.ranks.iter().map(|rank| self.held_by(rank, prompt).map(claimed));
         ranks.collect::<Option<Vec<_>>>()?.into_iter().min()
@@ -167,7 +168,7 @@ impl Claims {
         let Some(held) = self.held_by(rank, prompt) else { return false };
         let usable = u64::try_from(prompt.tokens.len()).unwrap_or(u64::MAX).saturating_sub(1);
         let size = u64::from(held.block_size);
-        size > 0 && tokens(&held) >= usable / size * size
+        size > 0 && total(held.tokens()) >= usable / size * size
     }
 
     /// Stops listening. Returns what was heard; `None` where nothing could be.
@@ -185,8 +186,7 @@ impl Claims {
     }
 }
 
-fn tokens(held: &Held) -> u64 {
-    let tokens = held.tokens();
+fn total(tokens: PerTier<u32>) -> u64 {
     Tier::ALL.iter().map(|tier| u64::from(tokens.get(*tier))).sum()
 }
 

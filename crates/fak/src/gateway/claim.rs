@@ -108,20 +108,13 @@ pub(super) fn claim(
     let claims = ranks().map(|rank| {
         let (held, mark) = index.held_and_mark(rank.id, &prompt.key());
         let kv = kv(index, state, rank, &held, prompt);
-        let claim = Claim { kv, tokens: held.tokens(), basis: Some((rank.id, mark)) };
-        if state.speculates() { speculative(claim, held.block_size) } else { claim }
+        let speculates = state.speculates();
+        let tokens = if speculates { held.tokens_speculating() } else { held.tokens() };
+        let claim = Claim { kv, tokens, basis: Some((rank.id, mark)) };
+        if kv == Kv::Warm && claim.total() == 0 { Claim::UNKNOWN } else { claim }
     });
     // Unknown weighs most: the engine may pick that rank.
     claims.min_by_key(|claim| (claim.kv != Kv::Unknown, claim.total())).unwrap_or(Claim::UNKNOWN)
-}
-
-/// What is left of a claim where the engine decodes speculatively: with a draft model that reads
-/// the model's own states (EAGLE, MTP) vLLM computes the last block of a hit anew (0.32.0, source),
-/// and a connector need not go on from there. Nobody tells which kind it is.
-fn speculative(mut claim: Claim, block_size: u32) -> Claim {
-    let gpu = claim.tokens.gpu.saturating_sub(block_size);
-    claim.tokens = PerTier { gpu, ..PerTier::default() };
-    if claim.kv == Kv::Warm && gpu == 0 { Claim::UNKNOWN } else { claim }
 }
 
 fn kv(

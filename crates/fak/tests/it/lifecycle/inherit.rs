@@ -1,7 +1,7 @@
 //! What a fak that starts anew takes over of a worker from the ledger, because the engine does not
 //! show it.
 
-use fak::lifecycle::{Begin, DRAIN, End, Ending};
+use fak::lifecycle::{Begin, Ending};
 use fak::store::{NewIntent, Outcome, Row, Store, Tiers};
 use fak_kernel::witness::{Level, Mode, Move, Parts, Weights};
 use fak_kernel::{Action, Disposition, Evidence, Phase, Tier, TierSet};
@@ -9,6 +9,7 @@ use fak_sim::{Connector, RouteFault, SimConfig};
 use serde_json::Value;
 
 use super::rig::{Rig, Second};
+use super::rollout::{begin, end};
 
 const CPU: TierSet = TierSet::of(Tier::Cpu);
 
@@ -74,26 +75,10 @@ async fn a_call_whose_outcome_was_never_written_leaves_the_worst_that_it_may_hav
 #[tokio::test]
 async fn a_worker_that_answers_otherwise_than_before_its_sleep_stays_out() {
     let mut rig = Rig::start().await;
-    let begin = Begin {
-        holder: "trainer".to_owned(),
-        level: Level::One,
-        mode: Mode::Wait,
-        keep_tier: false,
-        allow_evict: false,
-        drain: DRAIN,
-        canary: true,
-    };
-    rig.lifecycle.begin("w", begin).await.unwrap();
+    rig.lifecycle.begin("w", Begin { canary: true, ..begin() }).await.unwrap();
     rig.sim.set_checkpoint(9);
     rig.reload_behind().await;
-    let end = End {
-        holder: "trainer".to_owned(),
-        weights: Weights::Same,
-        version: None,
-        is_weights_only: false,
-        canary: None,
-    };
-    let ended = rig.lifecycle.end("w", end).await.unwrap();
+    let ended = rig.lifecycle.end("w", end(Weights::Same)).await.unwrap();
     assert_eq!((ended.ending, &*ended.reason), (Ending::Failed, "canary_mismatch"));
     let second = rig.second_fak().await;
     assert!(second.state().standing.suspect);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::rig::{Rig, prompt};
 
-fn begin() -> Begin {
+pub(super) fn begin() -> Begin {
     Begin {
         holder: "trainer".to_owned(),
         level: Level::One,
@@ -21,7 +21,7 @@ fn begin() -> Begin {
     }
 }
 
-fn end(weights: Weights) -> End {
+pub(super) fn end(weights: Weights) -> End {
     End {
         holder: "trainer".to_owned(),
         weights,
