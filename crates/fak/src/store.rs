@@ -7,12 +7,15 @@
 
 mod bounds;
 mod database;
+mod files;
 mod hold;
 mod ledger;
+mod ownership;
 mod row;
 mod session;
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,12 +75,47 @@ pub enum Error {
         #[source]
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
+    /// Stop the other fak, or give this one another database.
+    #[error("another fak writes this database: {by}; stop it, or give each a database of its own")]
+    Owned {
+        /// Who says to be its owner: the process and its address.
+        by: String,
+    },
+    /// Restart fak, with the file put back where there is a copy.
+    #[error("{} was removed or replaced while fak had it open; no row is written", path.display())]
+    Gone {
+        /// The database's file, or its write-ahead log.
+        path: PathBuf,
+    },
     /// Try again later. What was being written may have been written.
     #[error("the database failed")]
     Unavailable(#[from] sqlx::Error),
     /// Try again later. What was being written may have been written.
     #[error("the database took longer than {} s", SERVER_TIME_MAX.as_secs())]
     Slow,
+}
+
+impl Error {
+    /// Whether the database is at fault, not what was to be written.
+    fn is_of_database(&self) -> bool {
+        match self {
+            Self::BadUrl(_) | Self::BadValue { .. } | Self::Conflict(_) | Self::NoIntent(_) => {
+                false
+            }
+            Self::Newer { .. }
+            | Self::Corrupt { .. }
+            | Self::Owned { .. }
+            | Self::Gone { .. }
+            | Self::Unavailable(_)
+            | Self::Slow => true,
+        }
+    }
+}
+
+/// An error and its causes in one line.
+fn error_chain(error: &Error) -> String {
+    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |e| e.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// Tells the time, in UTC.
@@ -89,6 +127,7 @@ pub struct Store {
     database: Database,
     clock: Clock,
     newest: Arc<watch::Sender<u64>>,
+    trouble: Arc<watch::Sender<Option<String>>>,
 }
 
 impl Store {
@@ -123,7 +162,32 @@ impl Store {
             ledger::newest(&database).await
         })
         .await?;
-        Ok(Self { database, clock, newest: Arc::new(watch::Sender::new(newest)) })
+        let newest = Arc::new(watch::Sender::new(newest));
+        Ok(Self { database, clock, newest, trouble: Arc::default() })
+    }
+
+    /// Claims the database for this process: until it closes the store or ends, no other can claim
+    /// it. `who` is shown to those who try: a process and an address.
+    ///
+    /// # Errors
+    /// [`Error::Owned`], [`Error::Unavailable`], [`Error::Slow`].
+    pub async fn own(&self, who: &str) -> Result<(), Error> {
+        self.run(self.database.own(who)).await
+    }
+
+    /// Whether a row could be written now: writes one and takes it back. What comes of it shows in
+    /// [`Store::trouble`].
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Owned`], [`Error::Unavailable`], [`Error::Slow`].
+    pub async fn check(&self) -> Result<(), Error> {
+        self.write(ledger::check(&self.database, &self.at())).await
+    }
+
+    /// Why the last write failed; nothing where it did not.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.borrow().clone()
     }
 
     /// Writes what is about to be done. It is durable when its number returns; until
@@ -132,7 +196,7 @@ impl Store {
     /// # Errors
     /// [`Error::BadValue`], [`Error::Unavailable`], [`Error::Slow`].
     pub async fn intent(&self, row: NewIntent) -> Result<u64, Error> {
-        let (seq, change) = self.run(ledger::intent(&self.database, &row, &self.at())).await?;
+        let (seq, change) = self.write(ledger::intent(&self.database, &row, &self.at())).await?;
         self.tell(change);
         Ok(seq)
     }
@@ -211,7 +275,7 @@ impl Store {
     /// # Errors
     /// [`Error::BadValue`], [`Error::Unavailable`], [`Error::Slow`].
     pub async fn sessions_put(&self, sessions: &[Session]) -> Result<(), Error> {
-        self.run(session::put(&self.database, sessions)).await
+        self.write(session::put(&self.database, sessions)).await
     }
 
     /// Writes `session` in place of what is stored under its id.
@@ -243,7 +307,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Slow`].
     pub async fn session_delete(&self, id: &str) -> Result<bool, Error> {
-        self.run(session::delete(&self.database, id)).await
+        self.write(session::delete(&self.database, id)).await
     }
 
     /// Puts `worker` into `holder`'s hands from now on, in place of the hold that it is in.
@@ -258,7 +322,7 @@ impl Store {
     ) -> Result<Hold, Error> {
         let (worker, holder) = (worker.to_owned(), holder.to_owned());
         let hold = Hold { worker, holder, since: self.at(), canary };
-        self.run(hold::put(&self.database, &hold)).await?;
+        self.write(hold::put(&self.database, &hold)).await?;
         Ok(hold)
     }
 
@@ -283,7 +347,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Slow`].
     pub async fn hold_delete(&self, worker: &str) -> Result<bool, Error> {
-        self.run(hold::delete(&self.database, worker)).await
+        self.write(hold::delete(&self.database, worker)).await
     }
 
     /// Waits for what runs, and closes the connections. Every later use fails.
@@ -295,9 +359,31 @@ impl Store {
         &self,
         work: impl Future<Output = Result<Change, Error>>,
     ) -> Result<Row, Error> {
-        let change = self.run(work).await?;
+        let change = self.write(work).await?;
         self.tell(change.number);
         Ok(change.row)
+    }
+
+    /// Does work that writes, and remembers whether it could.
+    async fn write<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let written = self.run(work).await;
+        // Once more after the commit: before it the files may have been there.
+        let written = written.and_then(|done| self.database.check_files().map(|()| done));
+        match &written {
+            Ok(_) => self.trouble_is(None),
+            Err(error) if error.is_of_database() => self.trouble_is(Some(error)),
+            Err(_) => {}
+        }
+        written
+    }
+
+    fn trouble_is(&self, error: Option<&Error>) {
+        let now = error.map(error_chain);
+        self.trouble.send_if_modified(|trouble| {
+            let is_other = *trouble != now;
+            *trouble = now;
+            is_other
+        });
     }
 
     async fn run<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {

@@ -1,7 +1,8 @@
 //! Is fak alive, and can it serve?
 //!
 //! Invariant: alive says nothing of the workers; ready says that every model that is known has a
-//! worker that serves it.
+//! worker that serves it. A ledger that takes no rows is shown and does not end readiness: requests
+//! are served without it, actions are not.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,10 @@ pub(super) async fn ready(State(state): State<AdminState>) -> Response {
     let reasons = reasons(&fleet, &serving);
     let is_ready = reasons.is_empty() && !state.stop.is_requested();
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let body = json!({ "ready": is_ready, "models": serving, "reasons": reasons });
+    let trouble = state.store.trouble();
+    let ledger = json!({ "writable": trouble.is_none(), "reason": trouble });
+    let body =
+        json!({ "ready": is_ready, "models": serving, "reasons": reasons, "ledger": ledger });
     (status, Json(body)).into_response()
 }
 

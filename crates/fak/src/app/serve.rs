@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ use crate::events::stream::Sink;
 use crate::fleet::{Door, Fleet, Worker};
 use crate::gateway::{self, Gateway, Hold, Key, ServeConfig, WeightsSalt};
 use crate::lifecycle::{self, Lifecycle};
-use crate::runtime::{OnExit, TaskGroup};
+use crate::runtime::{OnExit, Shutdown, TaskGroup};
 use crate::sessions::{self, Sessions};
 use crate::store::Store;
 use crate::telemetry::Registry;
@@ -40,6 +41,8 @@ use crate::telemetry::Registry;
 const RECORDED_MAX: usize = 10_000;
 /// Time for owners, keepers and judges to end.
 const OWNERS_WITHIN: Duration = Duration::from_secs(10);
+/// Pause between two looks at whether the ledger takes rows.
+const LEDGER_EVERY: Duration = Duration::from_secs(5);
 /// Pause between two sweeps of what demoted beliefs left, and entries of one.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 const SWEEP_BUDGET: usize = 1 << 20;
@@ -78,7 +81,7 @@ pub(super) async fn serve(args: ServeArgs) -> Result<Exit, Error> {
         Error::failed(anyhow::Error::new(source).context(told))
     })?;
     let at = listener.local_addr().map_err(Error::failed)?;
-    let app = App::build(&settings, fleet).await?;
+    let app = App::build(&settings, fleet, at).await?;
     writeln!(std::io::stderr(), "fak serve: http://{at}").map_err(Error::failed)?;
     let exit = app.run(listener, &settings).await;
     for sim in sims {
@@ -87,8 +90,8 @@ pub(super) async fn serve(args: ServeArgs) -> Result<Exit, Error> {
     Ok(exit)
 }
 
-/// The ledger.
-async fn open_store(settings: &Serve) -> Result<Store, Error> {
+/// The ledger, as this process's own. `at` is shown to others that want it.
+async fn open_store(settings: &Serve, at: SocketAddr) -> Result<Store, Error> {
     let told = format!("--db: {}", shown(&settings.db));
     let failed = |error: anyhow::Error| Error::failed(error.context(told.clone()));
     if let Some(folder) = &settings.state_folder {
@@ -99,7 +102,26 @@ async fn open_store(settings: &Serve) -> Result<Store, Error> {
         std::os::unix::fs::DirBuilderExt::mode(&mut private, 0o700);
         private.create(folder).map_err(|error| failed(error.into()))?;
     }
-    Store::open(&settings.db).await.map_err(|error| failed(error.into()))
+    let store = Store::open(&settings.db).await.map_err(|error| failed(error.into()))?;
+    let who = format!("fak serve at {at}, process {}", std::process::id());
+    store.own(&who).await.map_err(|error| failed(error.into()))?;
+    Ok(store)
+}
+
+/// Shows in the log, and by it in `/ready`, whether the ledger takes rows.
+async fn watch_ledger(store: Store, stop: Shutdown) {
+    let mut known = None;
+    while tokio::time::timeout(LEDGER_EVERY, stop.requested()).await.is_err() {
+        // What came of it is in the store's trouble.
+        let _ = store.check().await;
+        let trouble = store.trouble();
+        match (&known, &trouble) {
+            (None, Some(why)) => tracing::error!(why, "the ledger takes no rows"),
+            (Some(_), None) => tracing::info!("the ledger takes rows again"),
+            _ => {}
+        }
+        known = trouble;
+    }
 }
 
 /// Everything that runs, wired.
@@ -113,8 +135,8 @@ struct App {
 }
 
 impl App {
-    async fn build(settings: &Serve, fleet: Fleet) -> Result<Self, Error> {
-        let store = open_store(settings).await?;
+    async fn build(settings: &Serve, fleet: Fleet, at: SocketAddr) -> Result<Self, Error> {
+        let store = open_store(settings, at).await?;
         let registry = Registry::new();
         let seed = RandomState::new().build_hasher().finish();
         let index = Arc::new(Index::new(seed, Limits::default()));
@@ -159,6 +181,8 @@ impl App {
         let aborts = gateway.clone().deliver_aborts(tasks.shutdown());
         tasks.spawn("deferred aborts", OnExit::StopProcess, aborts);
         tasks.spawn("doubts", OnExit::StopProcess, findings.carry(lifecycle, tasks.shutdown()));
+        let watch = watch_ledger(store.clone(), tasks.shutdown());
+        tasks.spawn("ledger", OnExit::StopProcess, watch);
         let stop = tasks.shutdown();
         tasks.spawn("sweep", OnExit::StopProcess, async move {
             while tokio::time::timeout(SWEEP_EVERY, stop.requested()).await.is_err() {

@@ -344,8 +344,14 @@ impl Raw {
         if admin_key.is_none() && !listen.ip().is_loopback() {
             return Err(Error::Unguarded { listen });
         }
-        let (db, state_folder) = self.db(flags.db, lookup, &mut origins)?;
         let workers = self.workers(flags.worker, lookup, embedded, &mut origins)?;
+        let (db, state_folder) = match self.db(flags.db, lookup, &mut origins)? {
+            Some(db) => (db, None),
+            // Simulated workers of one run are not those of the next, nor real ones: their rows
+            // belong into no ledger that lasts.
+            None if workers.is_empty() => ("sqlite::memory:".to_owned(), None),
+            None => default_db(lookup)?,
+        };
         let keys = keys::checked(&self.key, lookup)?;
         let isolation = self.isolation.unwrap_or(false);
         if isolation && keys.is_empty() {
@@ -418,19 +424,19 @@ impl Raw {
         written.parse().map_err(bad)
     }
 
-    /// The database, and its folder where that is fak's own to make.
+    /// The database, where one is named.
     fn db(
         &self,
         flag: Option<String>,
         lookup: Lookup<'_>,
         origins: &mut BTreeMap<String, Origin>,
-    ) -> Result<(String, Option<PathBuf>), Error> {
+    ) -> Result<Option<String>, Error> {
         let named = text(lookup, names::DB, DB_RIGHT)?;
         let (written, origin) = first(flag, (names::DB, named), self.db.clone());
         origins.insert("db".to_owned(), origin);
-        let Some(db) = written else { return default_db(lookup) };
+        let Some(db) = written else { return Ok(None) };
         if ["sqlite:", "postgres://", "postgresql://"].iter().any(|kind| db.starts_with(kind)) {
-            return Ok((db, None));
+            return Ok(Some(db));
         }
         // What stands behind a scheme may hold a password.
         let value = match db.split_once(':') {
@@ -615,6 +621,8 @@ mod tests {
         assert!(!serve.salts_carry_version);
         let salted = format!("{ONE}[weights]\nsalt = \"version\"\n");
         assert!(resolve(&salted, &[]).expect("it is enough").salts_carry_version);
+        let sims = Raw::default().resolve(Flags::default(), &|_| None, 2).expect("it is enough");
+        assert_eq!(sims.db, "sqlite::memory:", "simulated workers write into no ledger that lasts");
     }
 
     #[test]

@@ -3,13 +3,19 @@
 //! Invariant: writes to a database run one after the other, whichever processes they come from; and
 //! no error or log line shows a URL.
 
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use sqlx::any::{AnyConnectOptions, AnyPoolOptions};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{Any, AnyConnection, AnyPool, Connection, Row, Transaction};
 
+use tokio::sync::Mutex;
+
 use super::Error;
+use super::files::Files;
+use super::ownership::Ownership;
 
 /// Readers beside the one writer. A file or a server answers a few at a time, and rows are short.
 const READERS_MAX: u32 = 4;
@@ -17,7 +23,7 @@ const READERS_MAX: u32 = 4;
 const SERVER_CONNECT_MAX: Duration = Duration::from_secs(5);
 /// The first key of fak's advisory locks on PostgreSQL, whose space all applications of a database
 /// share.
-const LOCK_SPACE: i32 = i32::from_be_bytes(*b"fak\0");
+pub(super) const LOCK_SPACE: i32 = i32::from_be_bytes(*b"fak\0");
 /// What the URL of a PostgreSQL database may set. Others would be logged with their values.
 const POSTGRES_KEYS: &[&str] = &[
     "application_name",
@@ -68,6 +74,12 @@ pub(super) struct Database {
     options: AnyConnectOptions,
     writer: AnyPool,
     reader: AnyPool,
+    /// Where it is a file.
+    path: Option<PathBuf>,
+    /// What the path named when the file was opened.
+    files: Arc<OnceLock<Files>>,
+    /// The right to write it, where this process has claimed it.
+    ownership: Arc<Mutex<Option<Ownership>>>,
 }
 
 impl Database {
@@ -88,7 +100,35 @@ impl Database {
             Target::Memory => writer.clone(),
             _ => target.pool(READERS_MAX, SQLITE_READER).connect_lazy_with(options.clone()),
         };
-        Ok(Self { kind: target.kind(), options, writer, reader })
+        let (kind, path) = (target.kind(), target.path());
+        let (files, ownership) = (Arc::default(), Arc::default());
+        Ok(Self { kind, options, writer, reader, path, files, ownership })
+    }
+
+    /// Makes this process the only fak that writes this database, until it closes or dies.
+    pub(super) async fn own(&self, who: &str) -> Result<(), Error> {
+        let ownership = match (&self.path, self.kind) {
+            (Some(path), _) => Ownership::of_file(path, who)?,
+            (None, Kind::Postgres) => Ownership::of_server(&self.options, who).await?,
+            (None, Kind::Sqlite) => return Ok(()), // in memory: nobody else can reach it
+        };
+        *self.ownership.lock().await = Some(ownership);
+        Ok(())
+    }
+
+    /// Remembers which files the path names now: those that are open.
+    fn remember_files(&self) -> Result<(), Error> {
+        if let Some(path) = &self.path {
+            self.files.get_or_init(|| Files::at(path));
+            self.check_files()?;
+        }
+        Ok(())
+    }
+
+    /// Whether what was written is where its path says. SQLite goes on writing a file that was
+    /// removed, and what it writes there is lost.
+    pub(super) fn check_files(&self) -> Result<(), Error> {
+        self.files.get().map_or(Ok(()), Files::check)
     }
 
     /// Which it is.
@@ -103,8 +143,15 @@ impl Database {
 
     /// Begins a write. Nobody else writes the ledger until it ends, so what it reads there stays
     /// so, and numbers that it takes are seen in their order.
-    pub(super) async fn write(&self) -> Result<Transaction<'static, Any>, sqlx::Error> {
-        self.begin(POSTGRES_WRITE).await
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Owned`], [`Error::Unavailable`]: nothing is written.
+    pub(super) async fn write(&self) -> Result<Transaction<'static, Any>, Error> {
+        self.check_files()?;
+        if let Some(ownership) = &mut *self.ownership.lock().await {
+            ownership.keep(&self.options).await?;
+        }
+        Ok(self.begin(POSTGRES_WRITE).await?)
     }
 
     async fn begin(
@@ -149,13 +196,15 @@ impl Database {
         if found > known {
             return Err(Error::Newer { found, known });
         }
-        Ok(write.commit().await?)
+        write.commit().await?;
+        self.remember_files()
     }
 
     /// Closes every connection.
     pub(super) async fn close(&self) {
         self.reader.close().await;
         self.writer.close().await;
+        *self.ownership.lock().await = None;
     }
 }
 
@@ -186,7 +235,7 @@ const SQLITE_READER: &str = "PRAGMA busy_timeout = 10000; PRAGMA query_only = ON
 /// What a URL names.
 enum Target {
     Memory,
-    File(String),
+    File { url: String, path: PathBuf },
     Postgres(String),
 }
 
@@ -221,21 +270,28 @@ impl Target {
             return Err(Error::BadUrl("the SQLite URL takes no parameters"));
         }
         // A path is meant as it is written; the library reads it as part of a URL.
-        let path = path.replace('%', "%25").replace('#', "%23");
-        Ok(Self::File(format!("sqlite:{path}?mode=rwc")))
+        let written = path.replace('%', "%25").replace('#', "%23");
+        Ok(Self::File { url: format!("sqlite:{written}?mode=rwc"), path: path.into() })
     }
 
     const fn kind(&self) -> Kind {
         match self {
-            Self::Memory | Self::File(_) => Kind::Sqlite,
+            Self::Memory | Self::File { .. } => Kind::Sqlite,
             Self::Postgres(_) => Kind::Postgres,
+        }
+    }
+
+    fn path(&self) -> Option<PathBuf> {
+        match self {
+            Self::File { path, .. } => Some(path.clone()),
+            Self::Memory | Self::Postgres(_) => None,
         }
     }
 
     fn url(&self) -> &str {
         match self {
             Self::Memory => "sqlite::memory:",
-            Self::File(url) | Self::Postgres(url) => url,
+            Self::File { url, .. } | Self::Postgres(url) => url,
         }
     }
 

@@ -95,6 +95,16 @@ pub(super) async fn note(
     Ok(written)
 }
 
+/// Writes an intent and its outcome, and takes both back.
+pub(super) async fn check(database: &Database, at: &str) -> Result<(), Error> {
+    let mut write = database.write().await?;
+    let row = NewIntent::probe();
+    let place = insert_intent(&mut write, &row, at).await?;
+    insert_outcome(&mut write, place, &Outcome::probe(), at).await?;
+    read_back(&mut write, place.0).await?;
+    Ok(write.rollback().await?)
+}
+
 /// Rows that `filter` names.
 pub(super) async fn rows(database: &Database, filter: &Filter) -> Result<Vec<Row>, Error> {
     let words = [

@@ -140,6 +140,25 @@ pub struct NewIntent {
     pub is_epoch: bool,
 }
 
+impl NewIntent {
+    /// One that is taken back: see [`Outcome::probe`].
+    pub(super) fn probe() -> Self {
+        Self {
+            worker: "probe".to_owned(),
+            rank: None,
+            incarnation: None,
+            session: None,
+            action: Action::Reset,
+            level: None,
+            weight_version: None,
+            warm_demoted: false,
+            asked: Value::Null,
+            standing: None,
+            is_epoch: false,
+        }
+    }
+}
+
 /// What came of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
@@ -165,6 +184,25 @@ pub struct Outcome {
     pub reason: String,
     /// What holds from here on; absent where whoever writes it does not know.
     pub standing: Option<Standing>,
+}
+
+impl Outcome {
+    /// One that shows whether the database takes rows, and is taken back.
+    pub(super) fn probe() -> Self {
+        Self {
+            phase: Phase::Error,
+            kv: Disposition::Unknown,
+            tiers: Tiers::default(),
+            weight_version: None,
+            warm_demoted: false,
+            serving: false,
+            evidence: Evidence::None,
+            answered: Value::Null,
+            observed: Value::Null,
+            reason: "probe".to_owned(),
+            standing: None,
+        }
+    }
 }
 
 /// One witness row.

@@ -8,6 +8,7 @@ mod corrupt;
 mod holds;
 mod hostile;
 mod ledger;
+mod ownership;
 mod schema;
 mod sessions;
 mod urls;

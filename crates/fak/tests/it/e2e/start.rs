@@ -1,4 +1,4 @@
-//! A first start, on a machine that has never seen fak.
+//! Starts: the first on a machine, and one where another fak is or the ledger goes.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
@@ -50,4 +50,38 @@ fn a_database_that_is_none_is_a_setting_that_cannot_be_used() {
         assert_eq!(ended.status.code(), Some(64), "{said}");
         assert!(said.contains(told), "{said}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_fak_on_one_ledger_does_not_start_and_says_whose_it_is() {
+    let sim = Sim::start(SimConfig::default(), Binds::default()).await.unwrap();
+    let setup = Setup::new("a_second_fak").sims([&sim]);
+    let first = setup.start().await;
+    let ended = setup.command(&["serve"]).output().unwrap();
+    let told = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{told}");
+    let owner = format!("another fak writes this database: fak serve at {}", first.address);
+    assert!(told.contains(&owner), "{told}");
+    first.kill().await;
+    drop(setup.start().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_action_is_refused_where_the_ledger_is_gone_and_ready_says_why() {
+    let sim = Sim::start(SimConfig::default(), Binds::default()).await.unwrap();
+    let setup = Setup::new("a_ledger_that_is_gone").sims([&sim]);
+    let fak = setup.start().await;
+    until("it serves", async || (fak.get("/ready").await.status == 200).then_some(())).await;
+    let ledger = fak.get("/ready").await.json()["ledger"].clone();
+    assert_eq!(ledger, serde_json::json!({ "writable": true, "reason": null }));
+    for file in ["fak.db", "fak.db-wal", "fak.db-shm"] {
+        std::fs::remove_file(setup.folder().join(file)).unwrap();
+    }
+    let path = "/fak/v1/workers/w0/sleep";
+    let refused = fak.post(path, &serde_json::json!({ "level": 1 })).await;
+    assert_eq!(refused.status, 503, "{}", refused.text);
+    assert!(refused.text.contains("removed or replaced"), "{}", refused.text);
+    let ready = fak.get("/ready").await;
+    assert_eq!((ready.status, &ready.json()["ledger"]["writable"]), (200, &false.into()));
+    assert!(ready.text.contains("removed or replaced"), "{}", ready.text);
 }

@@ -1,0 +1,108 @@
+//! One fak a ledger.
+//!
+//! Two would each believe what the other has just made false: neither reads the other's rows before
+//! it claims. Invariant: while a process has claimed a ledger, no other fak writes to it.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::Path;
+
+use sqlx::any::AnyConnectOptions;
+use sqlx::{AnyConnection, Connection as _, Row as _};
+
+use super::Error;
+use super::database::LOCK_SPACE;
+
+/// The right to write a ledger; it goes with the process.
+pub(super) enum Ownership {
+    /// A lock on a file beside the database, which the system takes back when the process ends.
+    /// The database's own file is not locked: SQLite does that by itself, with other meanings.
+    File {
+        /// Holds the lock as long as it is open.
+        _lock: File,
+    },
+    /// An advisory lock of a connection that does nothing else.
+    Server {
+        /// Holds the lock as long as it lives.
+        connection: Box<AnyConnection>,
+        /// As the server shows it to others.
+        who: String,
+    },
+}
+
+/// A name that is longer is cut by PostgreSQL.
+const APPLICATION_NAME_MAX: usize = 63;
+
+/// Beside the lock of one write, which has the table's number, too.
+const OWNER_LOCK_SPACE: i32 = LOCK_SPACE + 1;
+
+const NAME: &str = "SELECT set_config('application_name', $1, false)";
+const TAKE: &str = "SELECT pg_try_advisory_lock($1, 'witness_intents'::regclass::oid::int4)";
+const HOLDER: &str = "SELECT a.application_name, a.pid::int4 AS pid, \
+    COALESCE(host(a.client_addr), 'a local socket') AS address \
+    FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
+    WHERE l.locktype = 'advisory' AND l.granted AND l.database = \
+    (SELECT oid FROM pg_database WHERE datname = current_database()) \
+    AND l.classid::int8 = $1 AND l.objid = 'witness_intents'::regclass::oid";
+
+impl Ownership {
+    /// Of the database at `path`, for `who`, who is shown to others that want it.
+    pub(super) fn of_file(path: &Path, who: &str) -> Result<Self, Error> {
+        let mut name = path.as_os_str().to_owned();
+        name.push("-owner");
+        let io = |error: std::io::Error| Error::Unavailable(sqlx::Error::Io(error));
+        let mut options = OpenOptions::new();
+        let mut lock = options.read(true).write(true).create(true).truncate(false).open(name);
+        let lock_file = lock.as_mut().map_err(|error| io(error.kind().into()))?;
+        match lock_file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::Error(error)) => return Err(io(error)),
+            Err(TryLockError::WouldBlock) => {
+                let mut by = String::new();
+                lock_file.read_to_string(&mut by).map_err(io)?;
+                let by = if by.is_empty() { "an unnamed process".to_owned() } else { by };
+                return Err(Error::Owned { by });
+            }
+        }
+        lock_file.set_len(0).map_err(io)?;
+        lock_file.seek(SeekFrom::Start(0)).map_err(io)?;
+        lock_file.write_all(who.as_bytes()).map_err(io)?;
+        Ok(Self::File { _lock: lock.map_err(io)? })
+    }
+
+    /// Of the database on a server.
+    pub(super) async fn of_server(options: &AnyConnectOptions, who: &str) -> Result<Self, Error> {
+        let mut connection = AnyConnection::connect_with(options).await?;
+        let end = who.char_indices().map(|(at, c)| at + c.len_utf8());
+        let end = end.take_while(|end| *end <= APPLICATION_NAME_MAX).last().unwrap_or(0);
+        sqlx::query(NAME).bind(&who[..end]).execute(&mut connection).await?;
+        let taken = sqlx::query(TAKE).bind(OWNER_LOCK_SPACE).fetch_one(&mut connection).await?;
+        if taken.try_get::<bool, _>(0)? {
+            return Ok(Self::Server { connection: Box::new(connection), who: who.to_owned() });
+        }
+        let holder = sqlx::query(HOLDER).bind(i64::from(OWNER_LOCK_SPACE));
+        let by = match holder.fetch_optional(&mut connection).await? {
+            Some(row) => {
+                let (name, address) = (
+                    row.try_get::<String, _>("application_name")?,
+                    row.try_get::<String, _>("address")?,
+                );
+                format!("{name} (server process {} from {address})", row.try_get::<i32, _>("pid")?)
+            }
+            None => "an unnamed process".to_owned(),
+        };
+        Err(Error::Owned { by })
+    }
+
+    /// Sees to it that it still holds. A connection that broke has lost its lock, and somebody else
+    /// may have taken it.
+    pub(super) async fn keep(&mut self, options: &AnyConnectOptions) -> Result<(), Error> {
+        let Self::Server { connection, who } = self else { return Ok(()) };
+        if connection.ping().await.is_ok() {
+            return Ok(());
+        }
+        let who = who.clone();
+        *self = Self::of_server(options, &who).await?;
+        Ok(())
+    }
+}

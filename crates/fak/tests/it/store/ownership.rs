@@ -1,0 +1,101 @@
+//! Whose a ledger is, and whether what was written is where the next fak looks.
+
+use std::fs;
+use std::path::PathBuf;
+
+use fak::store::{Error, Store};
+
+use super::{Place, intent, on_both, on_postgres, on_sqlite, outcome};
+
+on_both!(
+    a_ledger_has_one_owner_and_the_next_is_told_who,
+    a_ledger_that_takes_no_rows_says_so_and_says_when_it_does_again,
+);
+
+async fn a_ledger_has_one_owner_and_the_next_is_told_who(place: &Place) {
+    let first = place.open().await;
+    first.own("fak serve at 127.0.0.1:1").await.expect("it is free");
+    let second = place.open().await;
+    let error = second.own("fak serve at 127.0.0.1:2").await.expect_err("it is taken").to_string();
+    assert!(error.contains("fak serve at 127.0.0.1:1"), "{error}");
+    first.intent(intent("w")).await.expect("its owner writes");
+    first.close().await;
+    second.own("fak serve at 127.0.0.1:2").await.expect("it is free again");
+}
+
+async fn a_ledger_that_takes_no_rows_says_so_and_says_when_it_does_again(place: &Place) {
+    let store = place.open().await;
+    let renamed = "ALTER TABLE witness_intents RENAME COLUMN session TO gone";
+    place.raw_run(renamed).await.expect("renamed");
+    store.check().await.expect_err("a column is missing");
+    let why = store.trouble().expect("it is told");
+    assert!(why.contains("the database failed") && why.contains("session"), "{why}");
+    let back = "ALTER TABLE witness_intents RENAME COLUMN gone TO session";
+    place.raw_run(back).await.expect("renamed");
+    store.check().await.expect("as it was");
+    assert_eq!(store.trouble(), None);
+    assert_eq!(store.rows(&Default::default()).await.expect("read"), [], "nothing stays of checks");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_whose_connection_broke_writes_nothing_once_another_took_over() {
+    let name = "an_owner_whose_connection_broke";
+    on_postgres(name, async |place: &Place| {
+        let (first, second) = (place.open().await, place.open().await);
+        first.own("first").await.expect("it is free");
+        let broken = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+            WHERE application_name = 'first' AND pid IN (SELECT pid FROM pg_locks \
+            WHERE objid = 'witness_intents'::regclass::oid)";
+        place.raw_run(broken).await.expect("it goes");
+        // The server frees the lock some time after it has answered.
+        while second.own("second").await.is_err() {
+            tokio::task::yield_now().await;
+        }
+        let error = first.intent(intent("w")).await.expect_err("it is the second's");
+        assert!(matches!(&error, Error::Owned { by } if by.contains("second")), "{error}");
+        assert!(first.trouble().is_some());
+        second.intent(intent("w")).await.expect("its owner writes");
+        second.close().await;
+        first.intent(intent("w")).await.expect("it takes over again by itself");
+    })
+    .await;
+}
+
+/// What somebody does to the files of an open database.
+async fn after(name: &str, harm: impl Fn(&PathBuf)) -> (Error, Store) {
+    let mut found = None;
+    on_sqlite(name, async |place: &Place| {
+        let store = place.open().await;
+        let seq = store.intent(intent("w")).await.expect("the files are there");
+        harm(&place.url.strip_prefix("sqlite:").expect("a file").into());
+        let outcome = store.outcome(seq, outcome()).await;
+        found = Some((outcome.expect_err("nothing is durable there"), store));
+    })
+    .await;
+    found.expect("it ran")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_is_not_called_durable_in_a_file_that_is_gone() {
+    let (error, store) = after("file_gone", |path| fs::remove_file(path).expect("gone")).await;
+    assert!(matches!(&error, Error::Gone { path } if path.ends_with("fak.db")), "{error}");
+    assert!(store.trouble().expect("told").contains("was removed or replaced"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_is_not_called_durable_where_its_log_is_gone() {
+    let log = |path: &PathBuf| format!("{}-wal", path.display());
+    let (error, _) = after("log_gone", |path| fs::remove_file(log(path)).expect("gone")).await;
+    assert!(matches!(&error, Error::Gone { path } if path.ends_with("fak.db-wal")), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_is_not_called_durable_in_a_file_that_was_replaced() {
+    let (error, _) = after("file_replaced", |path| {
+        let copy = path.with_extension("copy");
+        fs::copy(path, &copy).expect("copied");
+        fs::rename(copy, path).expect("replaced");
+    })
+    .await;
+    assert!(matches!(error, Error::Gone { .. }), "{error}");
+}
