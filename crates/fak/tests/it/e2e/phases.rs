@@ -115,7 +115,8 @@ async fn a_worker_that_falls_silent_holds_up_nobody_and_is_out_after_its_probes(
     let (good, bad) = (sim().await, sim().await);
     let peer = Peer::before(bad.base_url()).await;
     let setup = Setup::new("silent").worker("w0", &peer.url).worker("w1", &good.base_url());
-    let fak = setup.set("first_byte_ms", 100).start().await;
+    let setup = setup.set("first_byte_ms", 100);
+    let fak = setup.start().await;
     fak.heard("w0").await;
     fak.heard("w1").await;
     peer.hold("/", Hold::Before);
