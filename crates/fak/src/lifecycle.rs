@@ -19,6 +19,7 @@ mod rollout;
 mod rows;
 mod settle;
 pub(crate) mod translate;
+mod unwritten;
 mod version;
 mod weights;
 

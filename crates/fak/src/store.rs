@@ -97,7 +97,7 @@ pub enum Error {
 
 impl Error {
     /// Whether the database is at fault, not what was to be written.
-    fn is_of_database(&self) -> bool {
+    pub(crate) fn is_of_database(&self) -> bool {
         match self {
             Self::BadUrl(_) | Self::BadValue { .. } | Self::Conflict(_) | Self::NoIntent(_) => {
                 false
@@ -166,6 +166,12 @@ impl Store {
         Ok(Self { database, clock, newest, trouble: Arc::default() })
     }
 
+    /// The time, as rows have it: RFC 3339 in UTC.
+    #[must_use]
+    pub fn now(&self) -> String {
+        at(self.clock)
+    }
+
     /// Claims the database for this process: until it closes the store or ends, no other can claim
     /// it. `who` is shown to those who try: a process and an address.
     ///
@@ -181,7 +187,7 @@ impl Store {
     /// # Errors
     /// [`Error::Gone`], [`Error::Owned`], [`Error::Unavailable`], [`Error::Slow`].
     pub async fn check(&self) -> Result<(), Error> {
-        self.write(ledger::check(&self.database, &self.at())).await
+        self.write(ledger::check(&self.database, &self.now())).await
     }
 
     /// Why the last write failed; nothing where it did not.
@@ -196,7 +202,7 @@ impl Store {
     /// # Errors
     /// [`Error::BadValue`], [`Error::Unavailable`], [`Error::Slow`].
     pub async fn intent(&self, row: NewIntent) -> Result<u64, Error> {
-        let (seq, change) = self.write(ledger::intent(&self.database, &row, &self.at())).await?;
+        let (seq, change) = self.write(ledger::intent(&self.database, &row, &self.now())).await?;
         self.tell(change);
         Ok(seq)
     }
@@ -207,7 +213,15 @@ impl Store {
     /// [`Error::Conflict`] where it has an outcome, [`Error::NoIntent`], and those of
     /// [`Store::intent`].
     pub async fn outcome(&self, seq: u64, outcome: Outcome) -> Result<Row, Error> {
-        self.written(ledger::outcome(&self.database, seq, &outcome, &self.at())).await
+        self.outcome_at(seq, &outcome, &self.now()).await
+    }
+
+    /// As [`Store::outcome`], of what came at another time: `at`, as [`Store::now`] tells it.
+    ///
+    /// # Errors
+    /// Those of [`Store::outcome`].
+    pub async fn outcome_at(&self, seq: u64, outcome: &Outcome, at: &str) -> Result<Row, Error> {
+        self.written(ledger::outcome(&self.database, seq, outcome, at)).await
     }
 
     /// Writes an intent and its outcome together: what was noticed, or not sent. Nobody ever sees
@@ -216,7 +230,15 @@ impl Store {
     /// # Errors
     /// Those of [`Store::intent`].
     pub async fn note(&self, row: NewIntent, outcome: Outcome) -> Result<Row, Error> {
-        self.written(ledger::note(&self.database, &row, outcome, &self.at())).await
+        self.note_at(row, outcome, &self.now()).await
+    }
+
+    /// As [`Store::note`], of what was noticed at another time: `at`, as [`Store::now`] tells it.
+    ///
+    /// # Errors
+    /// Those of [`Store::intent`].
+    pub async fn note_at(&self, row: NewIntent, outcome: Outcome, at: &str) -> Result<Row, Error> {
+        self.written(ledger::note(&self.database, &row, outcome, at)).await
     }
 
     /// The rows that `filter` names, at most [`ROWS_MAX`].
@@ -321,7 +343,7 @@ impl Store {
         canary: serde_json::Value,
     ) -> Result<Hold, Error> {
         let (worker, holder) = (worker.to_owned(), holder.to_owned());
-        let hold = Hold { worker, holder, since: self.at(), canary };
+        let hold = Hold { worker, holder, since: self.now(), canary };
         self.write(hold::put(&self.database, &hold)).await?;
         Ok(hold)
     }
@@ -388,10 +410,6 @@ impl Store {
 
     async fn run<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         within(self.database.kind(), work).await
-    }
-
-    fn at(&self) -> String {
-        at(self.clock)
     }
 
     /// Writers return in any order, and the number never goes back.

@@ -20,7 +20,11 @@ const SQL: &[&str] = &[
 /// The only folder that may hold SQL.
 const STORE: &str = "crates/fak/src/store";
 /// Tests that speak to the database as somebody else would.
-const STORE_TESTS: [&str; 2] = ["crates/fak/tests/it/store", "crates/fak/tests/it/e2e/crash.rs"];
+const STORE_TESTS: [&str; 3] = [
+    "crates/fak/tests/it/store",
+    "crates/fak/tests/it/e2e/crash.rs",
+    "crates/fak/tests/it/e2e/ledger.rs",
+];
 
 /// Checks every source.
 pub(super) fn check(tree: &Tree) -> Vec<Violation> {

@@ -18,6 +18,7 @@ use super::owner::Owner;
 use super::planted::Planted;
 use super::probe::Look;
 use super::rows::{new_intent, outcome, told};
+use super::unwritten::Unwritten;
 use super::{Error, Request, translate, weights};
 use crate::fleet::{self, Fleet};
 use crate::store::{NewIntent, Row, Store};
@@ -220,6 +221,8 @@ impl Owner {
             is_epoch: may_change,
             ..self.new_intent(request.mv, request.session.clone(), asked)
         };
+        // What happened before it stands before it.
+        self.backlog.flush(&self.config.store, &self.worker.id).await?;
         let seq = self.config.store.intent(new).await?;
         self.tell(intent).await;
         let epoch = self.state.weights_epoch;
@@ -256,7 +259,8 @@ impl Owner {
         };
         self.publish_standing();
         let outcome = self.outcome(&verdict, answered, shown);
-        let row = self.config.store.outcome(seq, outcome).await?;
+        let outcome = Unwritten::Outcome(seq, Box::new(outcome));
+        let row = self.backlog.write(&self.config.store, &self.worker.id, outcome).await?;
         self.state.last_witness = Some(row.seq);
         told(&row, "done");
         if is_contradicted {

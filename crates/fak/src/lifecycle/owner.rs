@@ -17,6 +17,7 @@ use super::act::Refuser;
 use super::probe::{Look, Progress};
 use super::recovery::Recovery;
 use super::rows::{error_chain, new_intent, outcome, told};
+use super::unwritten::{Backlog, Unwritten};
 use super::version::Versions;
 use super::weights;
 use super::{Command, learn, translate};
@@ -86,6 +87,8 @@ pub struct Owner {
     pub(super) recovery: Recovery,
     /// The ledger was asked what the fak before left.
     pub(super) has_inherited: bool,
+    /// Rows that the database has not taken yet.
+    pub(super) backlog: Backlog,
 }
 
 /// Times that an engine which does not tell its connector is asked for it.
@@ -127,6 +130,7 @@ impl Owner {
             slept: None,
             recovery: Recovery::default(),
             has_inherited: false,
+            backlog: Backlog::default(),
         }
     }
 
@@ -178,6 +182,10 @@ impl Owner {
             }
         }
         self.worker.door.shut();
+        if self.backlog.flush(&self.config.store, &self.worker.id).await.is_err() {
+            let (worker, rows) = (&self.worker.id, self.backlog.len());
+            tracing::error!(%worker, rows, "rows are lost: the database does not take them");
+        }
     }
 
     fn answer<T>(&self, what: T, done: oneshot::Sender<T>) {
@@ -189,6 +197,8 @@ impl Owner {
     /// One look at the worker, and what follows from it.
     async fn look(&mut self) {
         let look = Look::at(&self.worker.engine).await;
+        // Where the database is still away, it is tried again with the next look.
+        let _ = self.backlog.flush(&self.config.store, &self.worker.id).await;
         let taken_in = self.take_in(&look).await;
         self.report(taken_in);
         if self.state.is_serving() && self.worker.door.is_shut() {
@@ -218,7 +228,7 @@ impl Owner {
                 tracing::warn!(worker = %self.worker.id, "does not answer");
             }
             if self.failures >= self.config.failures_max && self.state.phase() != Phase::Error {
-                self.notice(Move::Lost, look).await?;
+                self.notice_anyhow(Move::Lost, look).await;
             }
             return Ok(());
         }
@@ -234,7 +244,7 @@ impl Owner {
             self.recovery = Recovery::default();
             // What is lost was the old life's, whatever the new one turns out to be. Of a life that
             // ended before this fak began, the new one is all there is to go by.
-            self.notice(Move::Restart, look).await?;
+            self.notice_anyhow(Move::Restart, look).await;
         }
         if !is_first && (is_other_life || !self.has_learnt) {
             self.tries = if is_other_life { 0 } else { self.tries };
@@ -251,10 +261,10 @@ impl Owner {
         if self.state.incarnation.is_none() {
             self.state.incarnation = look.incarnation();
         }
-        self.see_version(look, is_other_life).await?;
+        self.see_version(look, is_other_life).await;
         let observed = translate::observed(&look.observation);
         if self.state.standing.has_drifted(Seen::read(&observed, &self.state.capabilities)) {
-            self.notice(Move::Drift, look).await?;
+            self.notice_anyhow(Move::Drift, look).await;
         }
         self.watch_for_blindness(look);
         if let (Some(metrics), Phase::Serving) = (&look.metrics, self.state.phase()) {
@@ -351,8 +361,8 @@ impl Owner {
         let verdict = self.judge_noticed(mv, &Observed::Nothing);
         let intent = NewIntent { rank: Some(rank), ..self.new_intent(mv, None, Value::Null) };
         let outcome = self.outcome(&verdict, Value::Null, Value::Null);
-        let recorded = self.record(intent, outcome).await;
-        self.report(recorded);
+        // Where it is not written it waits; what it tells holds all the same.
+        let _ = self.record(intent, outcome).await;
         self.publish();
     }
 
@@ -365,9 +375,14 @@ impl Owner {
         let reason = "contradicted".to_owned();
         let outcome = Outcome { reason, ..self.outcome(&verdict, Value::Null, seen) };
         let intent = self.new_intent(Move::Gap, None, Value::Null);
-        let recorded = self.record(intent, outcome).await;
-        self.report(recorded);
+        // Where it is not written it waits; what it tells holds all the same.
+        let _ = self.record(intent, outcome).await;
         self.publish();
+    }
+
+    /// As [`Owner::notice`], where the row may wait for the database.
+    pub(super) async fn notice_anyhow(&mut self, mv: Move, look: &Look) {
+        let _ = self.notice(mv, look).await;
     }
 
     /// Something happened that nobody asked fak for: beliefs first, then the row.
@@ -450,22 +465,33 @@ impl Owner {
         self.config.fleet.update(&self.worker.id, |shown| *shown = state);
     }
 
-    /// Writes a row of what was noticed, or was not sent.
+    /// Writes a row of what was noticed, or was not sent. Where the database does not take it, it
+    /// waits, and what it tells holds all the same.
     pub(super) async fn record(
         &mut self,
         intent: NewIntent,
         outcome: Outcome,
     ) -> Result<Row, store::Error> {
-        let row = self.config.store.note(intent, outcome).await?;
-        self.state.last_witness = Some(row.seq);
-        self.state.weights_epoch = row.standing.as_ref().and_then(|s| s.weights_epoch);
-        Ok(row)
+        let is_epoch = intent.is_epoch;
+        let note = Unwritten::Note(Box::new((intent, outcome)));
+        let written = self.backlog.write(&self.config.store, &self.worker.id, note).await;
+        match &written {
+            Ok(row) => {
+                self.state.last_witness = Some(row.seq);
+                self.state.weights_epoch = row.standing.as_ref().and_then(|s| s.weights_epoch);
+            }
+            // The row has no number yet that could name the weights.
+            Err(_) if is_epoch => self.state.weights_epoch = Some(weights::unnumbered_epoch()),
+            Err(_) => {}
+        }
+        written
     }
 
-    /// Nobody waits for what the ledger did not take.
+    /// Says why the worker cannot be judged: its hold and its history are in the ledger.
     fn report<T>(&self, recorded: Result<T, store::Error>) {
         if let Err(error) = recorded {
-            tracing::error!(worker = %self.worker.id, error = error_chain(&error), "a row is lost");
+            let (worker, error) = (&self.worker.id, error_chain(&error));
+            tracing::error!(%worker, error, "the ledger cannot be read: the worker waits for it");
         }
     }
 

@@ -61,12 +61,8 @@ impl Owner {
     }
 
     /// Takes in the version that the engine tells.
-    pub(super) async fn see_version(
-        &mut self,
-        look: &Look,
-        is_other_life: bool,
-    ) -> Result<(), store::Error> {
-        let Some(told) = &look.weight_version else { return Ok(()) };
+    pub(super) async fn see_version(&mut self, look: &Look, is_other_life: bool) {
+        let Some(told) = &look.weight_version else { return };
         if is_other_life {
             self.versions = Versions::default();
         }
@@ -78,9 +74,8 @@ impl Owner {
         let is_renamed = before.is_some() && before != self.state.weight_version;
         let outlives = is_other_life && is_renamed && self.has_tier_that_outlives_a_process();
         if has_moved || outlives {
-            self.notice(Move::Weights, look).await?;
+            self.notice_anyhow(Move::Weights, look).await;
         }
-        Ok(())
     }
 
     fn has_tier_that_outlives_a_process(&self) -> bool {
@@ -101,6 +96,12 @@ impl Owner {
             _ => false,
         }
     }
+}
+
+/// The epoch of weights whose row the database did not take: none that a row or an earlier process
+/// named, and one that JSON keeps (below 2^53).
+pub(super) fn unnumbered_epoch() -> u64 {
+    1 << 52 | fastrand::u64(..1 << 52)
 }
 
 /// Whether nothing was noticed of a worker yet, whatever the ledger left of it.

@@ -223,14 +223,15 @@ const POSTGRES_MIGRATE: &str = "SELECT
     pg_advisory_xact_lock($1, current_schema()::regnamespace::oid::int4),
     set_config('client_min_messages', 'warning', true)";
 
-/// Waits 10 s for the writes of other processes. FULL syncs at each commit, which WAL would leave
-/// to the checkpoint; macOS syncs down to the disk only where it is asked to.
-const SQLITE_WRITER: &str = "PRAGMA busy_timeout = 10000;
+/// Waits 3 s for the writes of other processes: while a row waits, its worker's actor does, too.
+/// FULL syncs at each commit, which WAL would leave to the checkpoint; macOS syncs down to the
+/// disk only where it is asked to.
+const SQLITE_WRITER: &str = "PRAGMA busy_timeout = 3000;
     PRAGMA journal_mode = WAL;
     PRAGMA synchronous = FULL;
     PRAGMA fullfsync = ON;
     PRAGMA foreign_keys = ON";
-const SQLITE_READER: &str = "PRAGMA busy_timeout = 10000; PRAGMA query_only = ON";
+const SQLITE_READER: &str = "PRAGMA busy_timeout = 3000; PRAGMA query_only = ON";
 
 /// What a URL names.
 enum Target {

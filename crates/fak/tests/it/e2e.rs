@@ -9,6 +9,7 @@
 )]
 
 mod crash;
+mod ledger;
 mod peer;
 mod phases;
 pub(crate) mod process;
