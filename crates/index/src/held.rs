@@ -39,6 +39,8 @@ pub enum HeldReason {
     BelowBlockSize,
     /// Its beliefs are suspended.
     Suspended,
+    /// A miss, but what a tier holds is set aside for now.
+    SetAside,
     /// No store has told the block size.
     NoBlockSize,
     /// A group's block size changed, and not every tier was demoted since.
@@ -62,6 +64,7 @@ impl HeldReason {
             Self::Miss => "miss",
             Self::BelowBlockSize => "below_block_size",
             Self::Suspended => "suspended",
+            Self::SetAside => "set_aside",
             Self::NoBlockSize => "no_block_size",
             Self::BlockSizeChanged => "block_size_changed",
             Self::GroupsDiffer => "groups_differ",
@@ -159,6 +162,8 @@ impl Rank {
         }
         if held.blocks_total() > 0 {
             held.reason = HeldReason::Warm;
+        } else if Tier::ALL.iter().any(|tier| self.slot(*tier).is_aside) {
+            held.reason = HeldReason::SetAside;
         } else if self.is_unreported {
             held.reason = HeldReason::ExtraNotReported;
         }
@@ -194,6 +199,9 @@ impl Rank {
         block_size: u32,
         counted: Counted,
     ) -> usize {
+        if self.slot(tier).is_aside {
+            return start;
+        }
         let holds = |group: u32, key: &Key| {
             self.presence(tier, group, *key, counted.born_by) >= Some(counted.least)
         };

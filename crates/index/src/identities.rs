@@ -249,6 +249,13 @@ impl Identities {
         std::iter::successors(self.by_key.get(&key).copied(), |hash| self.twin(*hash))
     }
 
+    /// The one hash that names `key`, if there are no others.
+    pub(crate) fn only_hash(&self, key: Key) -> Option<HashKey> {
+        let mut hashes = self.hashes(key);
+        let first = hashes.next()?;
+        hashes.next().is_none().then_some(first)
+    }
+
     /// Whether it is known what the hash names.
     pub(crate) fn is_known(&self, hash: HashKey) -> bool {
         matches!(self.known.get(&hash), Some(State::Known(_)))

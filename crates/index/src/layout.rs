@@ -27,6 +27,18 @@ pub(crate) struct Layout {
 pub(crate) struct Group {
     pub(crate) block_size: u32,
     pub(crate) need: Need,
+    /// Whether its kind was told, so that a hit tells which of its blocks are there.
+    pub(crate) is_told: bool,
+}
+
+impl Group {
+    pub(crate) fn new(block_size: u32, kind: GroupKind) -> Self {
+        let is_told = match kind {
+            GroupKind::Full | GroupKind::Window { tokens: Some(1..) } => true,
+            GroupKind::Window { .. } | GroupKind::Other => false,
+        };
+        Self { block_size, need: kind.into(), is_told }
+    }
 }
 
 /// Which blocks of a prefix a group must hold.
@@ -57,6 +69,7 @@ impl Layout {
         }
         let known = self.groups.entry(id).or_default().get_or_insert(group);
         known.need = known.need.max(group.need);
+        known.is_told &= group.is_told;
         if known.block_size != group.block_size {
             self.changed = self.changed.or(Some(TierSet::ALL));
         }

@@ -9,11 +9,13 @@
 //! removal, as an unbroken run from the prompt's first block, in every announced cache group, on
 //! one rank and tier.
 
+mod confirm;
 mod event;
 mod held;
 mod identities;
 mod key;
 mod layout;
+mod losses;
 mod parked;
 mod rank;
 mod retired;
@@ -24,11 +26,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use fak_kernel::vocab::PerTier;
-use fak_kernel::{Belief, Tier, TierSet};
+use fak_kernel::{Belief, LossCause, Tier, TierSet};
 
 pub use event::{EngineHash, Extra, ExtraKey, GroupKind, Remove, Store};
 pub use held::{Held, HeldReason};
 pub use key::{Key, Prompt};
+pub use losses::{Loss, Origin};
 
 use held::usable_blocks;
 use key::Keys;
@@ -65,6 +68,8 @@ pub struct Limits {
     pub parked: usize,
     /// Cache groups.
     pub groups: usize,
+    /// Removals that are remembered, so that a claim which they overtook can be explained.
+    pub losses: usize,
     /// Entries of all ranks that wait for the sweep. Past it demoting frees the oldest itself.
     pub backlog: usize,
 }
@@ -79,6 +84,7 @@ impl Default for Limits {
             identities: 1 << 22,
             parked: 1 << 17,
             groups: 64,
+            losses: 1 << 16,
             backlog: 1 << 24,
         }
     }
@@ -91,6 +97,10 @@ pub struct Applied {
     pub gained: u64,
     /// Further copies of blocks that were there.
     pub copies: u64,
+    /// Announced again, from the root on, while they were there: maybe no further copies.
+    pub repeats: u64,
+    /// On the gpu again, since the engine used them.
+    pub confirmed: u64,
     /// Learnt only: presence might not be gained on that tier.
     pub fenced: u64,
     /// Waiting for their parent.
@@ -113,6 +123,8 @@ impl Applied {
     fn add(&mut self, other: &Self) {
         self.gained += other.gained;
         self.copies += other.copies;
+        self.repeats += other.repeats;
+        self.confirmed += other.confirmed;
         self.fenced += other.fenced;
         self.parked += other.parked;
         self.removed += other.removed;
@@ -139,6 +151,8 @@ pub struct Stats {
     pub block_sizes: Vec<(u32, u32)>,
     /// Whether its beliefs count for nothing for now.
     pub is_suspended: bool,
+    /// The tiers whose blocks count for nothing for now.
+    pub aside: TierSet,
     /// What all events did.
     pub totals: Applied,
     /// Entries that wait for the sweep, of all ranks.
@@ -195,18 +209,56 @@ impl Index {
         write(&rank).store(self.keys, store, &digested, gain)
     }
 
-    /// Takes in a removal: one copy less for each hash.
-    pub fn remove(&self, id: RankId, remove: &Remove) -> Applied {
+    /// Takes in a removal: one copy less for each hash. `origin` is how it came.
+    pub fn remove(&self, id: RankId, remove: &Remove, origin: Origin) -> Applied {
         let Some(rank) = self.rank(id) else { return Applied::default() };
         let hashes: Vec<_> = remove.hashes.iter().map(|hash| self.keys.hash(hash)).collect();
-        write(&rank).remove(remove.tier, remove.group, &hashes)
+        write(&rank).remove((remove.tier, remove.group), &hashes, origin)
     }
 
-    /// Turns every belief on `tiers` to gone, or else to unknown. O(1), however many there are.
-    pub fn demote(&self, id: RankId, tiers: TierSet, to: Belief) {
+    /// Turns every belief on `tiers` to gone, or else to unknown, what was set aside too. O(1),
+    /// however many there are. `loss` is remembered as the reason.
+    pub fn demote(&self, id: RankId, tiers: TierSet, to: Belief, loss: Loss) {
         let Some(rank) = self.rank(id) else { return };
-        let pieces = write(&rank).demote(tiers, to);
+        let pieces = write(&rank).demote(tiers, to, loss);
         self.retire(pieces);
+    }
+
+    /// Makes what is on `tiers` count for nothing, O(1): it may be gone. Events are still taken in,
+    /// and a store is kept whatever its `gain` says.
+    pub fn set_aside(&self, id: RankId, tiers: TierSet) {
+        if let Some(rank) = self.rank(id) {
+            write(&rank).set_aside(tiers, true);
+        }
+    }
+
+    /// Makes what was set aside on `tiers` count again, O(1): it is proven that nothing was dropped
+    /// but what events told. A tier that was demoted meanwhile stays as it is.
+    pub fn reinstate(&self, id: RankId, tiers: TierSet) {
+        if let Some(rank) = self.rank(id) {
+            write(&rank).set_aside(tiers, false);
+        }
+    }
+
+    /// Takes in that the engine used the first `tokens` of a prompt from its cache at a moment
+    /// after `since`: those blocks are put back on the gpu, unless a removal, a clear or a demotion
+    /// was taken in since, or what they are called is not known. Gives how many came back. The
+    /// caller answers for it that every event up to `since` was folded and the fence was open.
+    pub fn confirm(&self, id: RankId, prompt: &Prompt<'_>, tokens: u32, since: Mark) -> u32 {
+        let Some(rank) = self.rank(id) else { return 0 };
+        // An adapter's name may come to mean another adapter, with hashes that were not announced.
+        if prompt.lora.is_some() {
+            return 0;
+        }
+        let block_size = read(&rank).readable();
+        let Ok(block_size) = block_size else { return 0 };
+        let mut keys = self.usable_chain(prompt, block_size);
+        keys.truncate(tokens.checked_div(block_size).unwrap_or(0) as usize);
+        let mut rank = write(&rank);
+        if rank.readable() != Ok(block_size) {
+            return 0;
+        }
+        rank.confirm(&keys, block_size, since.0)
     }
 
     /// Makes every belief of the rank count for nothing, until restored. Events are still taken in.
@@ -268,6 +320,27 @@ impl Index {
         let Some(rank) = self.rank(id) else { return 0 };
         let held = self.held_by(&read(&rank), prompt, &mut Vec::new(), mark.0);
         held.blocks_total().saturating_mul(held.block_size)
+    }
+
+    /// Why the rank no longer holds what was claimed of a prompt at `mark`: the loss that explains
+    /// it best. `None` where it holds all of it without a break, or nothing that is known tells
+    /// why. `claimed` is in tokens.
+    #[must_use]
+    pub fn loss_since(
+        &self,
+        id: RankId,
+        prompt: &Prompt<'_>,
+        mark: Mark,
+        claimed: &PerTier<u32>,
+    ) -> Option<Loss> {
+        // A rank is one life: where it is gone, so is the life.
+        let Some(rank) = self.rank(id) else {
+            return Some(Loss::without_event(LossCause::NewLife));
+        };
+        let rank = read(&rank);
+        let block_size = rank.layout.block_size().unwrap_or(0);
+        let keys = self.usable_chain(prompt, block_size);
+        rank.loss_since(&keys, claimed, block_size, mark.0)
     }
 
     /// Whether the rank holds any block.

@@ -4,29 +4,31 @@
 //! back, on a tier that was not demoted since, under a hash whose content is known and was never
 //! contradicted.
 
-use fak_kernel::{Belief, Tier, TierSet};
+use fak_kernel::{Belief, LossCause, Tier, TierSet};
 
 use crate::event::{Extra, Store};
 use crate::identities::{Block, Fallout, Identities, Taught, Terms};
 use crate::key::{Digested, HashKey, Key, Keys};
 use crate::layout::{Group, Layout};
+use crate::losses::{Loss, Losses, Origin};
 use crate::retired::Piece;
-use crate::slot::{Placed, Placement, Presence, Slot, Taken, Unit};
+use crate::slot::{Placed, Placement, Presence, Proof, Slot, Taken, Unit};
 use crate::{Applied, Limits, RankOptions, Stats};
 
 /// One life of one rank, as announced.
 pub(crate) struct Rank {
     options: RankOptions,
-    limits: Limits,
+    pub(crate) limits: Limits,
     pub(crate) is_suspended: bool,
     /// The engine's own cache announced blocks without their extra keys.
     pub(crate) is_unreported: bool,
     pub(crate) layout: Layout,
     pub(crate) identities: Identities,
     slots: [Slot; 4],
-    totals: Applied,
-    /// Stores taken in, so that a block tells since when it is there.
-    changes: u64,
+    pub(crate) losses: Losses,
+    pub(crate) totals: Applied,
+    /// Facts taken in, so that a block tells since when it is there, and a loss when it was.
+    pub(crate) changes: u64,
 }
 
 impl Rank {
@@ -39,12 +41,13 @@ impl Rank {
             layout: Layout::default(),
             identities: Identities::default(),
             slots: <[Slot; 4]>::default(),
+            losses: Losses::new(limits.losses),
             totals: Applied::default(),
             changes: 0,
         }
     }
 
-    /// Stores taken in so far.
+    /// Facts taken in so far.
     pub(crate) fn changes(&self) -> u64 {
         self.changes
     }
@@ -82,7 +85,7 @@ impl Rank {
         // Connectors announce chunks of their own size, or none: only the engine's own cache tells
         // the layout.
         if store.tier == Tier::Gpu && !store.tokens.is_empty() {
-            let group = Group { block_size: store.block_size, need: store.kind.into() };
+            let group = Group::new(store.block_size, store.kind);
             self.layout.announce(store.group, group, self.limits.groups);
             self.is_unreported |= !self.teaches(store);
         } else if !self.layout.mention(store.group, self.limits.groups) {
@@ -110,7 +113,9 @@ impl Rank {
         applied: &mut Applied,
     ) {
         let teaches = self.teaches(store);
-        let unit = unit(store);
+        let (unit, proof) = (unit(store), proof(store));
+        // A tier that was set aside may come back, and then what was stored meanwhile is there.
+        let is_kept = gain.has(store.tier) || self.slot(store.tier).is_aside;
         let mut parent = digested.parent;
         for (i, hash) in digested.hashes.iter().copied().enumerate() {
             let content = digested.contents.get(i).filter(|_| teaches);
@@ -122,10 +127,10 @@ impl Rank {
                 Some(Taught::Conflict) => applied.conflicts += 1,
                 Some(Taught::Refused) => applied.dropped += 1,
                 None if self.identities.is_poisoned(hash) => applied.conflicts += 1,
-                None | Some(Taught::Known | Taught::Parked) if gain.has(store.tier) => {
+                None | Some(Taught::Known | Taught::Parked) if is_kept => {
                     let is_pending = !self.identities.is_known(hash);
                     let born = self.changes;
-                    let at = Placement { group: store.group, hash, is_pending, unit, born };
+                    let at = Placement { group: store.group, hash, is_pending, unit, born, proof };
                     self.put(store.tier, &at, applied);
                 }
                 None | Some(Taught::Known | Taught::Parked) => applied.fenced += 1,
@@ -170,17 +175,29 @@ impl Rank {
         match self.slot_mut(tier).put(at, blocks_max, pending_max) {
             Placed::New => applied.gained += 1,
             Placed::Copy => applied.copies += 1,
+            Placed::Repeat => applied.repeats += 1,
             Placed::Refused => applied.dropped += 1,
         }
     }
 
-    pub(crate) fn remove(&mut self, tier: Tier, group: u32, hashes: &[HashKey]) -> Applied {
+    pub(crate) fn remove(
+        &mut self,
+        (tier, group): (Tier, u32),
+        hashes: &[HashKey],
+        origin: Origin,
+    ) -> Applied {
+        self.changes += 1;
+        let loss = Loss { cause: LossCause::Removed, origin };
         let mut applied = Applied::default();
         for hash in hashes.iter().copied() {
-            match self.slot_mut(tier).take(group, hash) {
+            let taken = self.slot_mut(tier).take(group, hash);
+            match taken {
                 Taken::Last => applied.removed += 1,
                 Taken::Copy => applied.copies_removed += 1,
                 Taken::Unknown => applied.unknown_removals += 1,
+            }
+            if !matches!(taken, Taken::Copy) {
+                self.losses.remove((tier, group), hash, loss, self.changes);
             }
             if self.identities.is_parked(hash) && !is_live(&self.slots, &self.layout, hash) {
                 self.identities.unpark(hash);
@@ -190,20 +207,35 @@ impl Rank {
         applied
     }
 
-    pub(crate) fn demote(&mut self, tiers: TierSet, to: Belief) -> Vec<Piece> {
+    /// Makes what is on `tiers` count for nothing, until reinstated or demoted. Events go on into
+    /// the tables.
+    pub(crate) fn set_aside(&mut self, tiers: TierSet, is_aside: bool) {
+        tiers.iter().for_each(|tier| self.slot_mut(tier).is_aside = is_aside);
+    }
+
+    pub(crate) fn demote(&mut self, tiers: TierSet, to: Belief, loss: Loss) -> Vec<Piece> {
         // Nothing can be demoted to proven.
         let floor = if to == Belief::Gone { Belief::Gone } else { Belief::Unknown };
+        self.changes += 1;
+        tiers.iter().for_each(|tier| self.losses.demote(tier, loss, self.changes));
         self.layout.demoted(tiers);
         tiers.iter().map(|tier| Piece::slot(self.slot_mut(tier).retire(floor))).collect()
     }
 
     /// Forgets what hashes name, and with it whatever is on any tier under them.
     pub(crate) fn forget_identities(&mut self) -> Vec<Piece> {
-        let retire = |slot: &mut Slot| {
-            let floor = if slot.blocks() > 0 { Belief::Unknown } else { slot.floor };
-            Piece::slot(slot.retire(floor))
-        };
-        let mut pieces: Vec<_> = self.slots.iter_mut().map(retire).collect();
+        self.changes += 1;
+        let new_life = Loss::without_event(LossCause::NewLife);
+        let mut pieces = Vec::new();
+        for tier in Tier::ALL.iter().copied() {
+            let slot = self.slot_mut(tier);
+            let is_held = slot.blocks() > 0;
+            let floor = if is_held || slot.is_aside { Belief::Unknown } else { slot.floor };
+            pieces.push(Piece::slot(slot.retire(floor)));
+            if is_held {
+                self.losses.demote(tier, new_life, self.changes);
+            }
+        }
         pieces.push(Piece::identities(std::mem::take(&mut self.identities)));
         self.layout = Layout::default();
         self.is_unreported = false;
@@ -215,6 +247,9 @@ impl Rank {
             return Belief::Unknown;
         }
         let slot = self.slot(tier);
+        if slot.is_aside {
+            return Belief::Unknown;
+        }
         let presence =
             self.layout.ids().filter_map(|group| self.presence(tier, group, key, u64::MAX)).max();
         let is_known = self.identities.hashes(key).next().is_some();
@@ -247,6 +282,7 @@ impl Rank {
             identities: self.identities.len(),
             block_sizes: self.layout.announced().map(|(id, g)| (id, g.block_size)).collect(),
             is_suspended: self.is_suspended,
+            aside: Tier::ALL.iter().copied().filter(|tier| self.slot(*tier).is_aside).collect(),
             totals: self.totals,
             ..Stats::default()
         };
@@ -268,7 +304,7 @@ impl Rank {
         blocks + self.identities.len() + self.identities.parked()
     }
 
-    fn slot(&self, tier: Tier) -> &Slot {
+    pub(crate) fn slot(&self, tier: Tier) -> &Slot {
         let [gpu, cpu, disk, remote] = &self.slots;
         match tier {
             Tier::Gpu => gpu,
@@ -278,7 +314,7 @@ impl Rank {
         }
     }
 
-    fn slot_mut(&mut self, tier: Tier) -> &mut Slot {
+    pub(crate) fn slot_mut(&mut self, tier: Tier) -> &mut Slot {
         let [gpu, cpu, disk, remote] = &mut self.slots;
         match tier {
             Tier::Gpu => gpu,
@@ -298,6 +334,14 @@ fn unit(store: &Store) -> Unit {
         0 => Unit::Chunk,
         tokens => Unit::Tokens(tokens),
     }
+}
+
+/// What a store shows. With `kv_cache_report_mode` a request makes the engine announce the blocks
+/// that it hit, from the root on, without a new copy (vLLM 0.32.0,
+/// `BlockPool.emit_cached_block_events`, read); no field tells such a store from others.
+fn proof(store: &Store) -> Proof {
+    let may_repeat = store.tier == Tier::Gpu && store.parent.is_none();
+    if may_repeat { Proof::Repeat } else { Proof::Copy }
 }
 
 /// Whether a hash is on any tier in any group.

@@ -16,13 +16,18 @@ pub(crate) struct Slot {
     pending: usize,
     /// What is true of a block that is not in the table.
     pub(crate) floor: Belief,
+    /// Its blocks count for nothing for now. Events go on into the table.
+    pub(crate) is_aside: bool,
 }
 
 /// What was announced of one block in one group on one tier, and not taken back.
 #[derive(Clone, Copy)]
 struct Copies {
-    /// At least 1.
+    /// Copies that are there for sure; at least 1.
     count: u32,
+    /// The engine used the block, but the store of that copy may be still to come: it is then no
+    /// further copy.
+    is_owed_store: bool,
     is_pending: bool,
     unit: Unit,
     /// The rank's change that put it down, when it was not there.
@@ -48,6 +53,18 @@ pub(crate) struct Placement {
     pub(crate) unit: Unit,
     /// The rank's change that puts it down.
     pub(crate) born: u64,
+    pub(crate) proof: Proof,
+}
+
+/// What shows that a block is there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// A store of a copy that was not there before.
+    Copy,
+    /// A store that may only repeat that the block is there.
+    Repeat,
+    /// The engine used it.
+    Use,
 }
 
 /// What putting a block down did.
@@ -56,6 +73,8 @@ pub(crate) enum Placed {
     New,
     /// There is one more copy of it.
     Copy,
+    /// It was there already, and nothing shows a further copy.
+    Repeat,
     /// There is no room.
     Refused,
 }
@@ -81,17 +100,20 @@ pub(crate) enum Taken {
 
 impl Default for Slot {
     fn default() -> Self {
-        Self { table: Table::default(), pending: 0, floor: Belief::Gone }
+        Self { table: Table::default(), pending: 0, floor: Belief::Gone, is_aside: false }
     }
 }
 
 impl Slot {
     pub(crate) fn put(&mut self, at: &Placement, blocks_max: usize, pending_max: usize) -> Placed {
         if let Some(copies) = self.table.get_mut(&(at.group, at.hash)) {
-            copies.count = copies.count.saturating_add(1);
             if copies.unit != at.unit {
                 copies.unit = Unit::Chunk;
             }
+            if at.proof != Proof::Copy || std::mem::take(&mut copies.is_owed_store) {
+                return Placed::Repeat;
+            }
+            copies.count = copies.count.saturating_add(1);
             return Placed::Copy;
         }
         if self.table.len() >= blocks_max || (at.is_pending && self.pending >= pending_max) {
@@ -99,7 +121,8 @@ impl Slot {
             return Placed::Refused;
         }
         let Placement { is_pending, unit, born, .. } = *at;
-        let copies = Copies { count: 1, is_pending, unit, born };
+        let is_owed_store = at.proof == Proof::Use;
+        let copies = Copies { count: 1, is_owed_store, is_pending, unit, born };
         self.table.insert((at.group, at.hash), copies);
         self.pending += usize::from(at.is_pending);
         Placed::New

@@ -2,12 +2,17 @@
 //! number in the comment).
 
 use fak_index::{
-    EngineHash, Extra, ExtraKey, GroupKind, Held, HeldReason, Index, Key, Limits, Prompt, RankId,
-    RankOptions, Remove, Store,
+    EngineHash, Extra, ExtraKey, GroupKind, Held, HeldReason, Index, Key, Limits, Loss, Origin,
+    Prompt, RankId, RankOptions, Remove, Store,
 };
-use fak_kernel::{Belief, Tier, TierSet};
+use fak_kernel::{Belief, LossCause, Tier, TierSet};
 
 const SIZE: u32 = 4;
+
+/// An action of fak's own.
+fn own() -> Loss {
+    Loss::without_event(LossCause::OwnAction)
+}
 
 /// An index with one rank.
 struct Bench {
@@ -32,7 +37,7 @@ impl Bench {
 
     fn remove(&self, hashes: &[u64], tier: Tier, group: u32) -> fak_index::Applied {
         let hashes = hashes.iter().copied().map(EngineHash::Int).collect();
-        self.index.remove(self.rank, &Remove { hashes, tier, group })
+        self.index.remove(self.rank, &Remove { hashes, tier, group }, Origin::Live)
     }
 
     /// Blocks held of a prompt of `blocks` blocks and one token more, on gpu and cpu.
@@ -148,7 +153,7 @@ fn a_removed_child_no_longer_waits() {
 fn a_child_that_waited_through_a_demotion_does_not_count() {
     let bench = Bench::new();
     bench.store(&block(1));
-    bench.index.demote(bench.rank, TierSet::GPU, Belief::Unknown);
+    bench.index.demote(bench.rank, TierSet::GPU, Belief::Unknown, own());
     bench.store(&block(0));
     assert_eq!(bench.held(2), (1, 0));
     assert_eq!(bench.belief(Tier::Gpu, 1), Belief::Unknown);
@@ -179,7 +184,7 @@ fn integers_of_either_sign_are_one_hash_and_bytes_are_another() {
     bench.store(&with_hash(digest.clone(), 0));
     assert_eq!(bench.held(1), (1, 0));
     let remove = Remove { hashes: vec![digest], tier: Tier::Gpu, group: 0 };
-    assert_eq!(bench.index.remove(bench.rank, &remove).removed, 1);
+    assert_eq!(bench.index.remove(bench.rank, &remove, Origin::Live).removed, 1);
     assert_eq!(bench.held(1), (0, 0));
 
     // The integer 5 and the bytes "5", also where both are 8 bytes wide.
@@ -194,16 +199,16 @@ fn integers_of_either_sign_are_one_hash_and_bytes_are_another() {
 #[test]
 fn a_block_is_there_until_its_last_copy_is_removed() {
     let bench = Bench::new();
-    bench.store(&block(0));
-    assert_eq!(bench.store(&block(0)).copies, 1);
-    assert_eq!(bench.remove(&[1], Tier::Gpu, 0).copies_removed, 1);
-    assert_eq!((bench.held(1), bench.belief(Tier::Gpu, 0)), ((1, 0), Belief::Proven));
-    assert_eq!(bench.remove(&[1], Tier::Gpu, 0).removed, 1);
-    assert_eq!((bench.held(1), bench.belief(Tier::Gpu, 0)), ((0, 0), Belief::Gone));
-    assert_eq!(bench.remove(&[1], Tier::Gpu, 0).unknown_removals, 1);
+    bench.store(&blocks(0..2));
+    assert_eq!(bench.store(&block(1)).copies, 1);
+    assert_eq!(bench.remove(&[2], Tier::Gpu, 0).copies_removed, 1);
+    assert_eq!((bench.held(2), bench.belief(Tier::Gpu, 1)), ((2, 0), Belief::Proven));
+    assert_eq!(bench.remove(&[2], Tier::Gpu, 0).removed, 1);
+    assert_eq!((bench.held(2), bench.belief(Tier::Gpu, 1)), ((1, 0), Belief::Gone));
+    assert_eq!(bench.remove(&[2], Tier::Gpu, 0).unknown_removals, 1);
     assert_eq!(bench.index.stats(bench.rank).totals.unknown_removals, 1);
-    bench.store(&block(0));
-    assert_eq!(bench.held(1), (1, 0));
+    bench.store(&block(1));
+    assert_eq!(bench.held(2), (2, 0));
 }
 
 // 47
@@ -214,7 +219,7 @@ fn a_removal_after_a_gap_leaves_the_block_unknown() {
     bench.index.suspend(bench.rank);
     assert_eq!(bench.held_of(&prompt_tokens(1)).reason, HeldReason::Suspended);
     assert_eq!(bench.belief(Tier::Gpu, 0), Belief::Unknown);
-    bench.index.demote(bench.rank, TierSet::ALL, Belief::Unknown);
+    bench.index.demote(bench.rank, TierSet::ALL, Belief::Unknown, own());
     bench.index.restore(bench.rank);
     assert_eq!(bench.remove(&[1], Tier::Gpu, 0).unknown_removals, 1);
     assert_eq!((bench.held(1), bench.belief(Tier::Gpu, 0)), ((0, 0), Belief::Unknown));
@@ -306,10 +311,10 @@ fn a_block_size_that_changes_claims_nothing_until_every_tier_was_demoted() {
     bench.store(&halves);
     let reason = || bench.held_of(&prompt_tokens(2)).reason;
     assert_eq!(reason(), HeldReason::BlockSizeChanged);
-    bench.index.demote(bench.rank, TierSet::GPU, Belief::Gone);
+    bench.index.demote(bench.rank, TierSet::GPU, Belief::Gone, own());
     bench.store(&halves);
     assert_eq!(reason(), HeldReason::BlockSizeChanged);
-    bench.index.demote(bench.rank, TierSet::CONNECTOR, Belief::Unknown);
+    bench.index.demote(bench.rank, TierSet::CONNECTOR, Belief::Unknown, own());
     assert_eq!(reason(), HeldReason::NoBlockSize);
     bench.store(&halves);
     assert_eq!(bench.held(2), (4, 0));
@@ -338,7 +343,7 @@ fn a_waiting_location_obeys_removals_and_demotions() {
         let bench = Bench::new();
         bench.store(&located(0..1, Tier::Cpu));
         if demote {
-            bench.index.demote(bench.rank, TierSet::CONNECTOR, Belief::Gone);
+            bench.index.demote(bench.rank, TierSet::CONNECTOR, Belief::Gone, own());
         } else {
             bench.remove(&[1], Tier::Cpu, 0);
         }
@@ -389,7 +394,7 @@ fn facts_are_kept_by_tier() {
     bench.remove(&[3], Tier::Cpu, 0);
     assert_eq!(bench.held(3), (1, 1));
     bench.store(&located(1..3, Tier::Remote));
-    bench.index.demote(bench.rank, TierSet::of(Tier::Cpu), Belief::Gone);
+    bench.index.demote(bench.rank, TierSet::of(Tier::Cpu), Belief::Gone, own());
     let held = bench.held_of(&prompt_tokens(3));
     assert_eq!((held.blocks.gpu, held.blocks.cpu, held.blocks.remote), (1, 0, 0));
     assert_eq!(
@@ -420,7 +425,7 @@ fn blocks_that_a_connector_announced_together_with_their_size_count_one_by_one()
     bench.remove(&[1, 2, 3, 4], Tier::Gpu, 0);
     assert_eq!(bench.held(3), (0, 3));
     // A chunk of another size than the engine's blocks is of no use by the block.
-    bench.index.demote(bench.rank, TierSet::CONNECTOR, Belief::Gone);
+    bench.index.demote(bench.rank, TierSet::CONNECTOR, Belief::Gone, own());
     bench.store(&Store { block_size: 4 * SIZE, ..located(3..4, Tier::Cpu) });
     bench.store(&blocks(0..3));
     let held = bench.held_of(&prompt_tokens(4));
@@ -460,7 +465,7 @@ fn demoting_a_rank_touches_no_block() {
     let hashes: Vec<_> = (0..many).map(hash).collect();
     let store = Store { hashes, tokens: tokens.clone(), block_size: 1, ..block(0) };
     bench.store(&store);
-    bench.index.demote(bench.rank, TierSet::GPU, Belief::Unknown);
+    bench.index.demote(bench.rank, TierSet::GPU, Belief::Unknown, own());
     let stats = bench.index.stats(bench.rank);
     // Every block is still in memory, untouched, and none is in the rank.
     assert_eq!((stats.blocks.gpu, stats.backlog), (0, many as usize));
@@ -506,7 +511,7 @@ fn a_block_that_was_taken_and_stored_anew_is_not_held_without_a_break() {
     bench.remove(&[2], Tier::Gpu, 0);
     bench.store(&blocks(1..2));
     assert_eq!((bench.held(3), since()), ((3, 0), SIZE));
-    bench.index.demote(bench.rank, TierSet::GPU, Belief::Gone);
+    bench.index.demote(bench.rank, TierSet::GPU, Belief::Gone, own());
     bench.store(&blocks(0..3));
     assert_eq!((bench.held(3), since()), ((3, 0), 0));
 }

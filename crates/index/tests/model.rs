@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 
 use fak_index::{
-    Applied, EngineHash, Extra, ExtraKey, GroupKind, Held, Index, Limits, Prompt, RankId,
-    RankOptions, Remove, Store,
+    Applied, EngineHash, Extra, ExtraKey, GroupKind, Held, Index, Limits, Loss, Origin, Prompt,
+    RankId, RankOptions, Remove, Store,
 };
-use fak_kernel::{Belief, Tier, TierSet};
+use fak_kernel::{Belief, LossCause, Tier, TierSet};
 use naive::{Naive, chain_of};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -287,9 +287,11 @@ impl Pair {
             Act::Store(store, gain) => {
                 return (index.store(*id, store, *gain), naive.store(store, *gain));
             }
-            Act::Remove(remove) => return (index.remove(*id, remove), naive.remove(remove)),
+            Act::Remove(remove) => {
+                return (index.remove(*id, remove, Origin::Live), naive.remove(remove));
+            }
             Act::Demote(tiers, to) => {
-                index.demote(*id, *tiers, *to);
+                index.demote(*id, *tiers, *to, Loss::without_event(LossCause::OwnAction));
                 naive.demote(*tiers, *to);
             }
             Act::Suspend => {
@@ -422,7 +424,7 @@ fn the_index_answers_exactly_as_the_naive_model() {
 
 /// Bounds so tight that everything overflows.
 const TIGHT: Limits =
-    Limits { blocks: 4, pending: 2, identities: 5, parked: 2, groups: 2, backlog: 3 };
+    Limits { blocks: 4, pending: 2, identities: 5, parked: 2, groups: 2, losses: 2, backlog: 3 };
 
 #[test]
 fn what_does_not_fit_is_not_claimed() {

@@ -17,4 +17,4 @@ pub mod route;
 pub mod vocab;
 pub mod witness;
 
-pub use vocab::{Action, Belief, Disposition, Evidence, Phase, Tier, TierSet};
+pub use vocab::{Action, Belief, Disposition, Evidence, LossCause, Phase, Tier, TierSet};

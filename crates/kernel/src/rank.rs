@@ -28,7 +28,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::mem;
 
-use crate::vocab::{Belief, Disposition, PerTier, TierSet, vocabulary};
+use crate::vocab::{Belief, Disposition, LossCause, PerTier, TierSet, vocabulary};
 use fence::Fence;
 use replay::Session;
 
@@ -153,6 +153,8 @@ pub enum Effect {
         tiers: TierSet,
         /// Into this.
         to: Belief,
+        /// Why.
+        cause: LossCause,
     },
     /// Another life: its hashes may name other content.
     ForgetIdentities,
@@ -386,7 +388,7 @@ impl Rank {
         } else {
             // A connection belongs to one process, so what it brings is one life's; what came
             // before is not.
-            self.break_off(out);
+            self.break_off(LossCause::Gap, out);
             self.incomplete = false;
             self.seek_barrier(out);
         }
@@ -457,7 +459,7 @@ impl Rank {
     fn backwards(&mut self, head: Head, out: &mut Vec<Effect>) {
         let late = self.cursor.is_some_and(|c| c.seq - head.seq < RECENT as u64);
         if self.can_replay() {
-            self.break_off(out);
+            self.break_off(LossCause::NewLife, out);
             out.push(Effect::Note(Note::NewLife));
             self.linked = false;
             self.park(head, out);
@@ -467,7 +469,7 @@ impl Rank {
             self.missed(out);
             out.push(Effect::Ignore { seq: head.seq, why: Ignored::Late });
         } else {
-            self.break_off(out);
+            self.break_off(LossCause::NewLife, out);
             out.push(Effect::Note(Note::NewLife));
             self.take(head, out);
         }
@@ -487,7 +489,7 @@ impl Rank {
 
     /// Events are lost for good.
     fn missed(&mut self, out: &mut Vec<Effect>) {
-        self.demote(TierSet::ALL, Belief::Unknown, out);
+        self.demote(TierSet::ALL, Belief::Unknown, LossCause::Gap, out);
         self.fence.forget_owed();
         out.push(Effect::Note(Note::GapNotClosed));
     }
@@ -515,14 +517,14 @@ impl Rank {
 
     /// The live connection is another life's than the engine's of now.
     fn start_over(&mut self, out: &mut Vec<Effect>) {
-        self.break_off(out);
+        self.break_off(LossCause::NewLife, out);
         out.push(Effect::Note(Note::NewLife));
         self.connected = false;
         out.push(Effect::Reconnect);
     }
 
     fn lost(&mut self, out: &mut Vec<Effect>) {
-        self.demote(TierSet::ALL, Belief::Unknown, out);
+        self.demote(TierSet::ALL, Belief::Unknown, LossCause::Doubt, out);
     }
 
     fn tick(&mut self, out: &mut Vec<Effect>) {
@@ -537,16 +539,16 @@ impl Rank {
         if self.linked {
             return self.start_over(out);
         }
-        self.break_off(out);
+        self.break_off(LossCause::NewLife, out);
         out.push(Effect::Note(Note::NewLife));
         self.complete_by_replay(out);
     }
 
     /// Nothing known of this rank can be tied to what comes next.
-    fn break_off(&mut self, out: &mut Vec<Effect>) {
+    fn break_off(&mut self, cause: LossCause, out: &mut Vec<Effect>) {
         self.unpark_all(out);
         self.session = None;
-        self.demote(TierSet::ALL, Belief::Unknown, out);
+        self.demote(TierSet::ALL, Belief::Unknown, cause, out);
         out.push(Effect::ForgetIdentities);
         self.cursor = None;
         self.recent.clear();
@@ -569,9 +571,9 @@ impl Rank {
         self.config.replay && !self.replay_given_up
     }
 
-    fn demote(&self, tiers: TierSet, to: Belief, out: &mut Vec<Effect>) {
+    fn demote(&self, tiers: TierSet, to: Belief, cause: LossCause, out: &mut Vec<Effect>) {
         if !tiers.is_empty() {
-            out.push(Effect::Demote { tiers, to });
+            out.push(Effect::Demote { tiers, to, cause });
         }
     }
 

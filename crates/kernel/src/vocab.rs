@@ -39,6 +39,24 @@ macro_rules! vocabulary {
 pub(crate) use vocabulary;
 
 vocabulary! {
+    /// Why a belief was dropped.
+    LossCause {
+        /// The engine announced that it evicted the block.
+        Removed = "removed",
+        /// The engine announced that it dropped everything, and no action of fak's explains it.
+        Cleared = "cleared",
+        /// Events are missing.
+        Gap = "gap",
+        /// Another life of the engine answers.
+        NewLife = "new_life",
+        /// An action of fak's own.
+        OwnAction = "own_action",
+        /// fak no longer believes what was announced.
+        Doubt = "doubt",
+    }
+}
+
+vocabulary! {
     /// What happened to KV: the verdict of a witness row, per tier, and of a NIXL lease.
     Disposition {
         /// Still there, with evidence.
@@ -271,6 +289,7 @@ mod tests {
         check(Phase::ALL, Phase::as_str, Phase::parse);
         check(Action::ALL, Action::as_str, Action::parse);
         check(Belief::ALL, Belief::as_str, Belief::parse);
+        check(LossCause::ALL, LossCause::as_str, LossCause::parse);
         check(Evidence::ALL, Evidence::as_str, Evidence::parse);
     }
 

@@ -8,9 +8,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use fak_index::{EngineHash, Extra, ExtraKey, GroupKind, Index, RankId, Remove, Store};
+use fak_index::{
+    EngineHash, Extra, ExtraKey, GroupKind, Index, Loss, Origin, RankId, Remove, Store,
+};
 use fak_kernel::rank::{Effect, Event, Head, Note, Rank, Take, Trust};
-use fak_kernel::{Tier, TierSet};
+use fak_kernel::{LossCause, Tier, TierSet};
 use fak_wire::kv::{self, BlockHash, Removed, Stored};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -188,9 +190,11 @@ impl Fold {
     }
 
     fn step(&mut self, event: Event, batch: Option<kv::Batch>, cause: Cause) -> Vec<Ask> {
-        let fed = match event {
-            Event::Live(head) | Event::ReplayBatch { head, .. } => Some(head.seq),
-            _ => None,
+        let (fed, origin) = match event {
+            Event::Live(head) => (Some(head.seq), Origin::Live),
+            Event::ReplayBatch { head, .. } => (Some(head.seq), Origin::Replay),
+            Event::ReplayEnd { .. } | Event::ReplayFailed { .. } => (None, Origin::Replay),
+            _ => (None, Origin::None),
         };
         let effects = self.rank.step(event);
         let mut batch = batch;
@@ -201,8 +205,10 @@ impl Fold {
                     let fresh = if fed == Some(take.seq) { batch.take() } else { None };
                     // A batch of that number may be parked as well: it is the same one.
                     let parked = self.parked.remove(&take.seq);
+                    // It came live, though a replay let it be taken.
+                    let origin = if parked.is_some() { Origin::Live } else { origin };
                     if let Some(batch) = fresh.or(parked) {
-                        self.apply(&batch, take, cause);
+                        self.apply(&batch, take, (cause, origin));
                     }
                 }
                 Effect::Park { seq } => {
@@ -213,7 +219,9 @@ impl Fold {
                 Effect::Unpark { through } => {
                     self.parked = self.parked.split_off(&through.saturating_add(1));
                 }
-                Effect::Demote { tiers, to } => self.index.demote(self.id, tiers, to),
+                Effect::Demote { tiers, to, cause } => {
+                    self.index.demote(self.id, tiers, to, Loss { cause, origin });
+                }
                 Effect::ForgetIdentities => self.index.forget_identities(self.id),
                 Effect::Suspend => self.index.suspend(self.id),
                 Effect::Restore => self.index.restore(self.id),
@@ -236,7 +244,7 @@ impl Fold {
         asks
     }
 
-    fn apply(&mut self, batch: &kv::Batch, take: Take, cause: Cause) {
+    fn apply(&mut self, batch: &kv::Batch, take: Take, (cause, origin): (Cause, Origin)) {
         let mut recorded = Vec::with_capacity(batch.events.len());
         for event in &batch.events {
             recorded.push(match event {
@@ -252,7 +260,7 @@ impl Fold {
                 }
                 kv::Event::Removed(removed) => {
                     let remove = remove(removed, self.media.tier(removed.medium.as_deref()));
-                    self.index.remove(self.id, &remove);
+                    self.index.remove(self.id, &remove, origin);
                     recorder::Event {
                         kind: Kind::Removed,
                         tier: Some(remove.tier),
@@ -261,7 +269,7 @@ impl Fold {
                     }
                 }
                 kv::Event::Cleared => {
-                    let cause = self.clear(take);
+                    let cause = self.clear(take, origin);
                     recorder::Event { kind: Kind::Cleared, tier: None, cause, blocks: 0 }
                 }
             });
@@ -269,10 +277,11 @@ impl Fold {
         self.recorder.batch(&self.name, take.seq, recorded);
     }
 
-    fn clear(&self, take: Take) -> Cause {
+    fn clear(&self, take: Take, origin: Origin) -> Cause {
+        let cause = if take.explained { LossCause::OwnAction } else { LossCause::Cleared };
         for tier in Tier::ALL {
             if let Some(to) = take.clear.get(*tier) {
-                self.index.demote(self.id, TierSet::of(*tier), to);
+                self.index.demote(self.id, TierSet::of(*tier), to, Loss { cause, origin });
             }
         }
         if take.explained { Cause::OwnAction } else { Cause::Unexplained }

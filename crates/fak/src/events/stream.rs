@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fak_index::{Index, RankId, RankOptions};
+use fak_index::{Index, Loss, RankId, RankOptions};
 use fak_kernel::rank::{self, Event, Note, Trust};
-use fak_kernel::{Belief, TierSet};
+use fak_kernel::{Belief, LossCause, TierSet};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
@@ -149,7 +149,8 @@ impl Stream {
         let name = recorder::Rank { worker: Arc::clone(worker), rank: source.rank };
         let id = sink.index.add_rank(sink.options);
         // An engine that was there before may hold anything.
-        sink.index.demote(id, TierSet::ALL, Belief::Unknown);
+        let loss = Loss::without_event(LossCause::Gap);
+        sink.index.demote(id, TierSet::ALL, Belief::Unknown, loss);
         let config = rank::Config { replay: source.replay.is_some(), ..rank::Config::default() };
         let fold = Fold::new(
             rank::Rank::new(config),

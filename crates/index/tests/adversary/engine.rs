@@ -23,10 +23,23 @@ pub(crate) enum Lost {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Ev {
-    Store { parent: Option<Block>, block: Block },
-    StoreCpu { block: Block },
-    Remove { block: Block },
-    RemoveCpu { block: Block },
+    Store {
+        parent: Option<Block>,
+        block: Block,
+    },
+    /// The blocks of a hit announced again, from the root to this one; no copy of any is new.
+    Report {
+        block: Block,
+    },
+    StoreCpu {
+        block: Block,
+    },
+    Remove {
+        block: Block,
+    },
+    RemoveCpu {
+        block: Block,
+    },
     Clear,
 }
 
@@ -78,8 +91,10 @@ impl Engine {
     }
 
     /// Prefills a prompt: what is cached on the gpu is hit, what the connector has is restored, the
-    /// rest computed and stored.
-    pub(crate) fn prefill(&mut self, prompt: &[u16]) {
+    /// rest computed and stored. Gives the blocks that it took from a cache.
+    pub(crate) fn prefill(&mut self, prompt: &[u16]) -> usize {
+        let gpu = self.run(prompt, 0, Tier::Gpu);
+        let cached = gpu + self.run(prompt, gpu, Tier::Cpu);
         for end in 1..=prompt.len() {
             let block = prompt[..end].to_vec();
             if self.gpu.contains_key(&block) {
@@ -92,6 +107,22 @@ impl Engine {
                 self.connector.push(Ev::StoreCpu { block });
                 self.told += 1;
             }
+        }
+        cached
+    }
+
+    /// Blocks of a prompt from `start` on that a tier holds.
+    pub(crate) fn run(&self, prompt: &[u16], start: usize, tier: Tier) -> usize {
+        let is_held = |end: &usize| self.holds(tier, &prompt[..*end].to_vec());
+        (start + 1..=prompt.len()).take_while(is_held).count()
+    }
+
+    /// A request in the mode that announces hits: those of `prompt` are told again.
+    pub(crate) fn report(&mut self, prompt: &[u16]) {
+        let hit = self.run(prompt, 0, Tier::Gpu);
+        if hit > 0 {
+            self.pool.push(Ev::Report { block: prompt[..hit].to_vec() });
+            self.told += 1;
         }
     }
 

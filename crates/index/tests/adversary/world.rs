@@ -5,14 +5,15 @@
 //! event that takes it is still on its way to fak and was not caused by fak. (DESIGN calls the
 //! second case `lost_in_flight`.)
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fak_index::{
-    EngineHash, Extra, GroupKind, Index, Limits, Prompt, RankId, RankOptions, Remove, Store,
+    EngineHash, Extra, GroupKind, Index, Limits, Loss, Mark, Origin, Prompt, RankId, RankOptions,
+    Remove, Store,
 };
 use fak_kernel::rank::{Config, Effect, Event, Head, Rank, Take, Trust};
 use fak_kernel::vocab::PerTier;
-use fak_kernel::{Disposition, Tier, TierSet};
+use fak_kernel::{Disposition, LossCause, Tier, TierSet};
 
 use crate::engine::{Batch, Block, Engine, Ev, Lost};
 
@@ -35,6 +36,15 @@ struct Replay {
     life: u64,
     served: bool,
     items: VecDeque<Option<Batch>>,
+}
+
+/// A request's answer on its way: what the engine took from its cache.
+struct Answer {
+    prompt: Vec<u16>,
+    cached: usize,
+    sent: Mark,
+    /// The rank was exact and its fence open from the dispatch on.
+    is_sound: bool,
 }
 
 /// An action of fak's own, by the step it has reached.
@@ -115,6 +125,9 @@ pub(crate) struct World {
     marker: Option<u64>,
     acting: Option<Acting>,
     late_call: bool,
+    answers: VecDeque<Answer>,
+    /// What fak knows the hashes of.
+    named: BTreeSet<Block>,
     /// Events up to this number have reached fak.
     heard: u64,
     known_life: u64,
@@ -122,8 +135,14 @@ pub(crate) struct World {
     stable_hashes: bool,
     /// How harsh this history is, in percent of its steps.
     misfortunes: u8,
+    /// Not faultless.
+    is_harsh: bool,
     actions: u8,
     pub(crate) claimed: u64,
+    /// Blocks that came back by an answer.
+    pub(crate) confirmed: u64,
+    /// Prompts that were seen to be claimed again.
+    pub(crate) warm: u64,
     pub(crate) checks: u64,
     log: Vec<String>,
 }
@@ -162,13 +181,18 @@ impl World {
             marker: None,
             acting: None,
             late_call: false,
+            answers: VecDeque::new(),
+            named: BTreeSet::new(),
             heard: 0,
             known_life: 1,
             restarted_at: 0,
             stable_hashes,
             misfortunes,
+            is_harsh: buffer_max < usize::MAX,
             actions,
             claimed: 0,
+            confirmed: 0,
+            warm: 0,
             checks: 0,
             log: vec![format!("{config:?}")],
         };
@@ -184,7 +208,7 @@ impl World {
         if self.rng.u8(..100) < self.actions {
             return self.advance_action();
         }
-        match self.rng.u8(..72) {
+        match self.rng.u8(..85) {
             0..12 => self.prefill(true),
             12..14 => self.prefill(false),
             14..18 => self.engine.step(),
@@ -195,6 +219,10 @@ impl World {
             65..67 => self.duplicate(),
             67..69 => self.feed("tick", Event::Tick, None),
             69..71 => self.answer_marker(),
+            71..74 => self.report(),
+            74..80 => self.receive_answer(),
+            80..82 => self.set_aside(),
+            82..84 => self.reinstate(),
             _ => self.foreign_clear(),
         }
     }
@@ -223,10 +251,55 @@ impl World {
     fn prefill(&mut self, step: bool) {
         let prompt = self.prompt();
         self.note(|| format!("prefill {prompt:?} step={step}"));
-        self.engine.prefill(&prompt);
+        self.send(prompt);
         if step {
             self.engine.step();
         }
+    }
+
+    fn send(&mut self, prompt: Vec<u16>) {
+        let tokens = with_last(&prompt);
+        let sent = self.index.held_and_mark(self.id, &plain(&tokens)).1;
+        let cached = self.engine.prefill(&prompt);
+        let is_sound = self.is_sound();
+        self.answers.push_back(Answer { prompt, cached, sent, is_sound });
+    }
+
+    fn is_sound(&self) -> bool {
+        self.rank.trust() == Trust::Exact && self.rank.is_settled()
+    }
+
+    fn receive_answer(&mut self) {
+        let Some(answer) = self.answers.pop_front() else { return };
+        if !answer.is_sound || !self.is_sound() {
+            return;
+        }
+        let tokens = with_last(&answer.prompt);
+        let cached = answer.cached as u32 * BLOCK_SIZE;
+        let came = self.index.confirm(self.id, &plain(&tokens), cached, answer.sent);
+        self.confirmed += u64::from(came);
+        let Answer { prompt, cached, .. } = answer;
+        self.note(|| format!("answer {prompt:?} cached {cached} confirmed {came}"));
+    }
+
+    fn report(&mut self) {
+        let prompt = self.prompt();
+        self.note(|| format!("report {prompt:?}"));
+        self.engine.report(&prompt);
+    }
+
+    /// Something makes fak doubt what it believes for a while. Not behind a closed fence: what is
+    /// stored there belongs to the time before an action.
+    fn set_aside(&mut self) {
+        if self.is_sound() {
+            self.note(|| "set aside".into());
+            self.index.set_aside(self.id, TierSet::ALL);
+        }
+    }
+
+    fn reinstate(&mut self) {
+        self.note(|| "reinstate".into());
+        self.index.reinstate(self.id, TierSet::ALL);
     }
 
     fn pick(&mut self, tier: Tier) -> Option<Block> {
@@ -245,7 +318,8 @@ impl World {
     }
 
     fn duplicate(&mut self) {
-        if let Some(block) = self.pick(Tier::Gpu) {
+        // Of a first block nothing tells a copy from a hit that is announced again.
+        if let Some(block) = self.pick(Tier::Gpu).filter(|block| block.len() > 1 || self.is_harsh) {
             self.note(|| format!("duplicate {block:?}"));
             self.engine.duplicate(&block);
         }
@@ -409,10 +483,12 @@ impl World {
         }
     }
 
-    /// A reader too slow for the ROUTER's queue: batches in the middle are dropped.
+    /// A reader too slow for the ROUTER's queue: batches in the middle are dropped. One at the end
+    /// is dropped only behind 1,000 that wait, and of so long a replay the kernel asks the tail
+    /// again.
     fn hole_in_replay(&mut self) {
-        if let Some(replay) = self.replay.as_mut().filter(|r| r.items.len() > 1) {
-            let at = self.rng.usize(..replay.items.len() - 1);
+        if let Some(replay) = self.replay.as_mut().filter(|r| r.items.len() > 2) {
+            let at = self.rng.usize(..replay.items.len() - 2);
             replay.items.remove(at);
             self.note(|| format!("the replay loses its item {at}"));
         }
@@ -460,6 +536,8 @@ impl World {
     fn feed(&mut self, what: &str, event: Event, batch: Option<Batch>) {
         let effects = self.rank.step(event);
         self.note(|| format!("{what} {event:?} {batch:?} -> {effects:?}"));
+        let is_sound = self.is_sound();
+        self.answers.iter_mut().for_each(|answer| answer.is_sound &= is_sound);
         let mut reconnect = false;
         for effect in effects {
             match effect {
@@ -472,8 +550,13 @@ impl World {
                     self.parked.insert(seq, batch.clone().expect("a batch was fed"));
                 }
                 Effect::Unpark { through } => self.parked.retain(|seq, _| *seq > through),
-                Effect::Demote { tiers, to } => self.index.demote(self.id, tiers, to),
-                Effect::ForgetIdentities => self.index.forget_identities(self.id),
+                Effect::Demote { tiers, to, cause } => {
+                    self.index.demote(self.id, tiers, to, Loss::without_event(cause));
+                }
+                Effect::ForgetIdentities => {
+                    self.named.clear();
+                    self.index.forget_identities(self.id);
+                }
                 Effect::Suspend => self.index.suspend(self.id),
                 Effect::Restore => self.index.restore(self.id),
                 Effect::Replay { session, from, .. } => {
@@ -491,12 +574,18 @@ impl World {
         }
     }
 
-    fn apply(&self, batch: &Batch, take: Take) {
+    fn apply(&mut self, batch: &Batch, take: Take) {
         let life = (batch.digest >> 64) as u64;
         for event in &batch.events {
             match event {
                 Ev::Store { parent, block } => {
+                    self.named.insert(block.clone());
                     self.store(life, (Tier::Gpu, take.gain), parent.as_ref(), block);
+                }
+                Ev::Report { block } => {
+                    let prefixes = (1..=block.len()).map(|end| block[..end].to_vec());
+                    self.named.extend(prefixes);
+                    self.tell_report(life, take.gain, block);
                 }
                 Ev::StoreCpu { block } => self.store(life, (Tier::Cpu, take.gain), None, block),
                 Ev::Remove { block } => self.remove(life, Tier::Gpu, block),
@@ -504,12 +593,29 @@ impl World {
                 Ev::Clear => {
                     for tier in Tier::ALL {
                         if let Some(to) = take.clear.get(*tier) {
-                            self.index.demote(self.id, TierSet::of(*tier), to);
+                            let loss = Loss { cause: LossCause::Cleared, origin: Origin::Live };
+                            self.index.demote(self.id, TierSet::of(*tier), to, loss);
                         }
                     }
                 }
             }
         }
+    }
+
+    fn tell_report(&self, life: u64, gain: TierSet, block: &Block) {
+        let prefix = |end: usize| hash(self.seed(life), &block[..end].to_vec());
+        let store = Store {
+            hashes: (1..=block.len()).map(prefix).collect(),
+            parent: None,
+            tokens: tokens(block),
+            block_size: BLOCK_SIZE,
+            extra: Extra::PerBlock(Vec::new()),
+            lora: None,
+            tier: Tier::Gpu,
+            group: 0,
+            kind: GroupKind::Full,
+        };
+        self.index.store(self.id, &store, gain);
     }
 
     fn store(
@@ -535,9 +641,13 @@ impl World {
         self.index.store(self.id, &store, gain);
     }
 
-    fn remove(&self, life: u64, tier: Tier, block: &Block) {
+    fn remove(&mut self, life: u64, tier: Tier, block: &Block) {
+        // What waits for its parent is forgotten with its last place.
+        if !self.is_named(block) {
+            self.named.remove(block);
+        }
         let hashes = vec![hash(self.seed(life), block)];
-        self.index.remove(self.id, &Remove { hashes, tier, group: 0 });
+        self.index.remove(self.id, &Remove { hashes, tier, group: 0 }, Origin::Live);
     }
 
     /// The seed of a life's hashes; before vLLM 0.30.0 each has its own.
@@ -546,10 +656,7 @@ impl World {
     }
 
     fn held(&self, prompt: &[u16]) -> PerTier<u32> {
-        let mut tokens = tokens(prompt);
-        tokens.push(9_999);
-        let prompt = Prompt { tokens: &tokens, lora: None, salt: None };
-        self.index.held(self.id, &prompt).blocks
+        self.index.held(self.id, &plain(&with_last(prompt))).blocks
     }
 
     /// Holds claims for a few prompts against the truth.
@@ -589,6 +696,7 @@ impl World {
         if self.connection.as_ref().is_none_or(|c| c.life != self.engine.life) {
             self.reconnect();
         }
+        self.reinstate();
         self.drain();
         let fresh: Vec<u16> = (0..3).map(|n| 100 + n).collect();
         self.engine.prefill(&fresh);
@@ -602,6 +710,34 @@ impl World {
             self.rank.trust(),
             self.log.join("\n")
         );
+    }
+
+    /// Whether the hashes of a block and of those before it are known.
+    fn is_named(&self, block: &Block) -> bool {
+        (1..=block.len()).all(|end| self.named.contains(&block[..end]))
+    }
+
+    /// Expects that what the engine kept is claimed again: after one answer where its hashes are
+    /// known, and after one that announces its hits where they are not.
+    pub(crate) fn expect_warmth_back(&mut self) {
+        self.answers.clear();
+        let kept: Vec<Block> = self.engine.gpu.keys().cloned().collect();
+        for prompt in kept {
+            let held = self.engine.run(&prompt, 0, Tier::Gpu);
+            if held < prompt.len() || prompt[0] == u16::MAX {
+                continue;
+            }
+            if self.is_named(&prompt) {
+                self.send(prompt.clone());
+                self.receive_answer();
+            } else {
+                self.engine.report(&prompt);
+                self.drain();
+            }
+            let claimed = self.held(&prompt).gpu as usize;
+            self.warm += 1;
+            assert_eq!(claimed, held, "{prompt:?} stays cold\n{}", self.log.join("\n"));
+        }
     }
 
     /// Everything arrives, and what fak asks for is answered, until nothing is left to do.
@@ -655,6 +791,8 @@ impl World {
             0..4 => self.prefill(true),
             4..6 => self.evict(),
             6 => self.duplicate(),
+            7 => self.report(),
+            8 => self.receive_answer(),
             _ => self.drain(),
         }
     }
@@ -664,6 +802,17 @@ impl World {
             self.log.push(line());
         }
     }
+}
+
+/// The tokens of a prompt of whole blocks, and a last one.
+fn with_last(prompt: &[u16]) -> Vec<u32> {
+    let mut tokens = tokens(prompt);
+    tokens.push(9_999);
+    tokens
+}
+
+fn plain(tokens: &[u32]) -> Prompt<'_> {
+    Prompt { tokens, lora: None, salt: None }
 }
 
 fn head(batch: &Batch) -> Head {

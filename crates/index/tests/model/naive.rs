@@ -26,6 +26,7 @@ pub(crate) struct Naive {
     meanings: BTreeMap<EngineHash, Meaning>,
     places: BTreeMap<(Tier, u32, EngineHash), Place>,
     unknown_floor: BTreeSet<Tier>,
+    pub(crate) aside: TierSet,
 }
 
 /// What a hash was said to name.
@@ -38,7 +39,10 @@ struct Meaning {
 }
 
 struct Place {
+    /// Announced by stores that show a copy, or once by whatever showed the block.
     copies: u64,
+    /// Shown by the engine's use alone, and no store came since.
+    is_owed: bool,
     /// Block size and number of hashes of every announcement; none of it said by the gpu.
     units: BTreeSet<Option<(u32, bool)>>,
 }
@@ -180,17 +184,25 @@ impl Naive {
     }
 
     fn place(&mut self, store: &Store, hash: &EngineHash, gain: TierSet, applied: &mut Applied) {
-        if !gain.has(store.tier) {
+        if !gain.has(store.tier) && !self.aside.has(store.tier) {
             applied.fenced += 1;
             return;
         }
         let at = (store.tier, store.group, hash.clone());
-        let place = self.places.entry(at).or_insert(Place { copies: 0, units: BTreeSet::new() });
-        place.copies += 1;
+        let nowhere = Place { copies: 0, is_owed: false, units: BTreeSet::new() };
+        let place = self.places.entry(at).or_insert(nowhere);
+        let was_there = place.copies > 0;
+        let may_repeat = store.tier == Tier::Gpu && store.parent.is_none();
+        let is_repeat = was_there && (may_repeat || std::mem::take(&mut place.is_owed));
+        place.copies += u64::from(!is_repeat);
         let is_gpu = store.tier == Tier::Gpu;
         let is_together = store.block_size == 0 && store.hashes.len() > 1;
         place.units.insert((!is_gpu).then_some((store.block_size, is_together)));
-        if place.copies == 1 { applied.gained += 1 } else { applied.copies += 1 }
+        match (was_there, is_repeat) {
+            (false, _) => applied.gained += 1,
+            (true, false) => applied.copies += 1,
+            (true, true) => applied.repeats += 1,
+        }
     }
 
     pub(crate) fn remove(&mut self, remove: &Remove) -> Applied {
@@ -219,6 +231,7 @@ impl Naive {
 
     pub(crate) fn demote(&mut self, tiers: TierSet, to: Belief) {
         self.places.retain(|at, _| !tiers.has(at.0));
+        self.aside = self.aside.without(tiers);
         for tier in tiers.iter() {
             match to {
                 Belief::Gone => self.unknown_floor.remove(&tier),
@@ -234,6 +247,7 @@ impl Naive {
 
     pub(crate) fn forget(&mut self) {
         self.unknown_floor.extend(self.places.keys().map(|at| at.0));
+        self.unknown_floor.extend(self.aside.iter());
         *self = Self {
             assume_unsalted: self.assume_unsalted,
             is_suspended: self.is_suspended,
@@ -263,6 +277,9 @@ impl Naive {
 
     pub(crate) fn belief(&self, tier: Tier, chain: &[Own]) -> Belief {
         if self.is_suspended || self.changed.is_some() || self.do_groups_differ {
+            return Belief::Unknown;
+        }
+        if self.aside.has(tier) {
             return Belief::Unknown;
         }
         let groups: BTreeSet<u32> = self.places.keys().map(|at| at.1).collect();
@@ -300,7 +317,9 @@ impl Naive {
         let chain = chain_of(prompt, size);
         let longest = (prompt.tokens.len() - 1) / size as usize;
         let reach = |tier, start: usize, whole: bool| {
-            let fits = |n: &usize| self.is_usable(tier, &chain, (start, *n), whole, size);
+            let fits = |n: &usize| {
+                !self.aside.has(tier) && self.is_usable(tier, &chain, (start, *n), whole, size)
+            };
             (start + 1..=longest).rev().find(fits).unwrap_or(start)
         };
         let gpu = reach(Tier::Gpu, 0, true);
@@ -314,6 +333,7 @@ impl Naive {
             held.estimated = u32::try_from(rest).expect("few blocks");
         }
         held.reason = match held.blocks_total() {
+            0 if !self.aside.is_empty() => HeldReason::SetAside,
             0 if self.is_unreported => HeldReason::ExtraNotReported,
             0 => HeldReason::Miss,
             _ => HeldReason::Warm,

@@ -21,7 +21,7 @@
 use alloc::vec::Vec;
 
 use super::{Effect, Head, Note, Rank, belief_after};
-use crate::vocab::{Belief, Disposition, PerTier, TierSet};
+use crate::vocab::{Belief, Disposition, LossCause, PerTier, TierSet};
 
 /// Replays that one search for a quiet moment may take before a marker is asked for.
 const ROUNDS_MAX: u8 = 4;
@@ -162,7 +162,7 @@ impl Rank {
                 *fate = belief_after(kv.get(tier)).or(*fate);
             }
         }
-        self.demote(tiers, Belief::Unknown, out);
+        self.demote(tiers, Belief::Unknown, LossCause::OwnAction, out);
     }
 
     pub(super) fn outcome(
@@ -171,7 +171,7 @@ impl Rank {
         clears: bool,
         out: &mut Vec<Effect>,
     ) {
-        self.demote_by(kv, out);
+        self.demote_by(kv, LossCause::OwnAction, out);
         let was_announced = self.fence.stage == Stage::Acting { announced: true };
         if was_announced && !clears {
             // A new life in between has forgotten what was owed.
@@ -188,13 +188,13 @@ impl Rank {
         let Owed { clears, seen, .. } = self.fence.owed;
         if seen > clears {
             out.push(Effect::Note(Note::ClearUnexplained { clears: seen - clears }));
-            self.demote(TierSet::CONNECTOR, Belief::Unknown, out);
+            self.demote(TierSet::CONNECTOR, Belief::Unknown, LossCause::Cleared, out);
         }
     }
 
     /// Beliefs are lost to something that is no action of fak's, or not one that is under way.
     pub(super) fn distrust(&mut self, kv: PerTier<Disposition>, out: &mut Vec<Effect>) {
-        self.demote_by(kv, out);
+        self.demote_by(kv, LossCause::Doubt, out);
         // The action under way has its outcome, and so its barrier, still to come.
         if !self.fence.is_acting() && !kv.demoted().is_empty() {
             self.settle(out);
@@ -202,10 +202,10 @@ impl Rank {
     }
 
     /// Demotes what a verdict does not preserve, and closes the fence on it.
-    fn demote_by(&mut self, kv: PerTier<Disposition>, out: &mut Vec<Effect>) {
+    fn demote_by(&mut self, kv: PerTier<Disposition>, cause: LossCause, out: &mut Vec<Effect>) {
         for to in [Belief::Gone, Belief::Unknown] {
             let fate = |t: &_| belief_after(kv.get(*t)) == Some(to);
-            self.demote(TierSet::ALL.iter().filter(fate).collect(), to, out);
+            self.demote(TierSet::ALL.iter().filter(fate).collect(), to, cause, out);
         }
         self.fence.closed = self.fence.closed.with(kv.demoted());
     }

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use core::mem;
 
 use super::{Cursor, Effect, Head, Note, Rank};
-use crate::vocab::{Belief, TierSet};
+use crate::vocab::{Belief, LossCause, TierSet};
 
 /// One replay in progress.
 #[derive(Clone, Debug)]
@@ -147,7 +147,7 @@ impl Rank {
 
     /// The replay's buffer begins after the last batch taken: nothing ties the two together.
     fn history_gone(&mut self, out: &mut Vec<Effect>) {
-        self.break_off(out);
+        self.break_off(LossCause::Gap, out);
         out.push(Effect::Note(Note::GapNotClosed));
         self.gap_open = false;
         self.linked = false;
@@ -165,11 +165,11 @@ impl Rank {
             return self.start_over(out);
         }
         let parked = mem::take(&mut self.parked);
-        self.break_off(out);
+        self.break_off(LossCause::Gap, out);
         self.replay_given_up = true;
         for head in parked.into_values() {
             if self.cursor.is_some_and(|c| head.seq != c.seq + 1) {
-                self.demote(TierSet::ALL, Belief::Unknown, out);
+                self.demote(TierSet::ALL, Belief::Unknown, LossCause::Gap, out);
             }
             self.take(head, out);
         }

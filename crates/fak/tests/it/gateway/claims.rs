@@ -1,6 +1,7 @@
 //! What is claimed, from which tokens, and what the engine then says.
 
-use fak_kernel::{Belief, TierSet};
+use fak_index::{Loss, Origin};
+use fak_kernel::{Belief, LossCause, TierSet};
 use serde_json::{Value, json};
 
 use super::bridged::Bridged;
@@ -10,6 +11,10 @@ use crate::engine::peer::{self, Peer, Reply, Request};
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
+
+fn removed() -> Loss {
+    Loss { cause: LossCause::Removed, origin: Origin::Live }
+}
 
 /// An answer of an engine that reports these numbers.
 fn answer(prompt_tokens: usize, cached: Option<u64>) -> Vec<u8> {
@@ -82,7 +87,7 @@ async fn a_claim_that_an_event_overtook_is_no_contradiction() {
     let rank = rig.fleet.snapshot().workers[0].state.ranks[0].id;
     let answer = rig.post(COMPLETIONS, &prompt(&tokens)).await;
     assert_eq!(answer.header("x-fak-warm-tokens"), Some("gpu=96"));
-    rig.index.demote(rank, TierSet::GPU, Belief::Gone);
+    rig.index.demote(rank, TierSet::GPU, Belief::Gone, removed());
     audited(&rig, "lost_in_flight", 1).await;
     assert!(rig.contradictions.lock().unwrap().is_empty());
 }
@@ -95,7 +100,7 @@ async fn a_claim_is_not_called_wrong_before_the_engine_was_asked_what_it_publish
     let answer = rig.post(COMPLETIONS, &prompt(&tokens)).await;
     assert_eq!(answer.header("x-fak-warm-tokens"), Some("gpu=96"));
     assert_eq!(rig.missed.recv().await.as_deref(), Some("w0"));
-    rig.index.demote(rank, TierSet::GPU, Belief::Gone);
+    rig.index.demote(rank, TierSet::GPU, Belief::Gone, removed());
     audited(&rig, "lost_in_flight", 1).await;
     assert!(rig.contradictions.lock().unwrap().is_empty());
 }
@@ -143,9 +148,9 @@ async fn a_cold_cache_is_called_cold_and_an_unheard_one_unknown() {
     assert_eq!(kv(&tokens).await, word("unknown", "0"));
     rig.index.restore(rank.id);
     assert_eq!(kv(&tokens).await, word("warm", "gpu=96"));
-    rig.index.demote(rank.id, TierSet::ALL, Belief::Unknown);
+    rig.index.demote(rank.id, TierSet::ALL, Belief::Unknown, removed());
     assert_eq!(kv(&tokens).await, word("unknown", "0"));
-    rig.index.demote(rank.id, TierSet::ALL, Belief::Gone);
+    rig.index.demote(rank.id, TierSet::ALL, Belief::Gone, removed());
     assert_eq!(kv(&tokens).await, word("cold", "0"));
     rig.state(0, |state| state.ranks = std::sync::Arc::default());
     assert_eq!(kv(&tokens).await, word("unknown", "0"));
