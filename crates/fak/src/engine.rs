@@ -9,11 +9,13 @@ mod completions;
 mod control;
 mod endpoints;
 mod identity;
+mod models;
 mod scrape;
 mod secret;
 mod tokens;
+mod unmatchable;
 
-pub use capabilities::{Capabilities, Learnt, Model};
+pub use capabilities::{Capabilities, Learnt};
 pub use client::{
     BODY_BYTES_MAX, BadKey, Body, BoxError, Client, Error, Outgoing, Response, Streaming, Timeouts,
     Wait,
@@ -26,9 +28,11 @@ pub use endpoints::{
 };
 pub use fak_kernel::witness::SleepState;
 pub use identity::{Identity, Isolation, Stamp};
+pub use models::{Model, Models, Named};
 pub use scrape::ScrapeError;
 pub use secret::Secret;
-pub use tokens::{TokensError, prompt_digest, skips_prefix_cache};
+pub use tokens::{TokensError, prompt_digest, prompt_shape};
+pub use unmatchable::{Unmatchable, skips_prefix_cache, unmatchable};
 
 /// Asks for the data-parallel rank of this number.
 pub const RANK_HEADER: http::HeaderName = http::HeaderName::from_static("x-data-parallel-rank");

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 pub use door::{Door, Inside};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Models};
 
 /// One vLLM server, as configured. Its state is in the fleet's [`Snapshot`].
 #[derive(Clone, Debug)]
@@ -45,8 +45,10 @@ pub struct State {
     pub incarnation: Option<Arc<str>>,
     /// The engine's version, where it told.
     pub version: Option<Arc<str>>,
-    /// Names of the models that it serves; the last ones told while it does not answer.
-    pub models: Arc<[Arc<str>]>,
+    /// The models that it serves; the last ones told while it does not answer.
+    pub models: Models,
+    /// Whether no other adapter can come under a served name in this life of its process.
+    pub are_adapters_fixed: bool,
     /// The weight version that the engine told, or a caller stated.
     pub weight_version: Option<Arc<str>>,
     /// The row of the last change of weights by which no version moved; see [`Weights`].
@@ -113,7 +115,8 @@ impl State {
             is_progressing: true,
             incarnation: None,
             version: None,
-            models: Arc::default(),
+            models: Models::default(),
+            are_adapters_fixed: false,
             weight_version: None,
             weights_epoch: None,
             held_by: None,
@@ -148,7 +151,7 @@ impl State {
     /// Whether it serves `model`.
     #[must_use]
     pub fn has_model(&self, model: &str) -> bool {
-        self.models.iter().any(|m| **m == *model)
+        self.models.has(model)
     }
 
     /// Whether each of its ranks is listened to, as far as the engine names them or its metrics

@@ -14,7 +14,9 @@ mod frames;
 mod headers;
 mod intake;
 mod keys;
+mod matching;
 mod metrics;
+mod miscounted;
 mod models;
 mod predicted;
 mod prompt;
@@ -186,7 +188,7 @@ struct Shared {
     sessions: Option<Sessions>,
     doubt: Arc<dyn Doubt>,
     metrics: Arc<Metrics>,
-    prompts: Prompts,
+    prompts: Arc<Prompts>,
     predicted: Arc<Predicted>,
     audits: Audits,
     deferred: Arc<Deferred>,
@@ -217,8 +219,14 @@ impl Gateway {
         let metrics = Arc::new(Metrics::new(registry)?);
         let workers = fleet.snapshot().workers.len();
         let seed = secret();
-        let (audits, auditor) =
-            audit::audits(&metrics, Arc::clone(&index), Arc::clone(&doubt), config.audit_after);
+        let prompts = Arc::new(Prompts::new(config.tokens_max, workers, seed, config.clock));
+        let with = audit::Parts {
+            metrics: Arc::clone(&metrics),
+            prompts: Arc::clone(&prompts),
+            index: Arc::clone(&index),
+            doubt: Arc::clone(&doubt),
+        };
+        let (audits, auditor) = audit::audits(with, config.audit_after);
         let permits = |count: usize| Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
         let deferred = Deferred::new(&fleet, &config.defer_aborts, metrics.deferred.clone());
         let shared = Shared {
@@ -229,7 +237,7 @@ impl Gateway {
             sessions,
             doubt,
             metrics,
-            prompts: Prompts::new(config.tokens_max, workers, seed, config.clock),
+            prompts,
             predicted: Arc::new(Predicted::new(config.predicted_for)),
             audits,
             deferred,

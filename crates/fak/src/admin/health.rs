@@ -36,7 +36,7 @@ pub(super) async fn ready(State(state): State<AdminState>) -> Response {
 fn serving(fleet: &Snapshot) -> BTreeMap<&str, usize> {
     let mut serving = BTreeMap::new();
     for view in &fleet.workers {
-        for model in view.state.models.iter() {
+        for model in view.state.models.names() {
             *serving.entry(&**model).or_default() += usize::from(view.state.is_serving());
         }
     }

@@ -86,7 +86,7 @@ fn describe(state: &AdminState, view: &View, loads: &HashMap<Arc<str>, Load>) ->
     json::Worker {
         id: worker.id.to_string(),
         url: url(view),
-        models: now.models.iter().map(ToString::to_string).collect(),
+        models: now.models.names().map(ToString::to_string).collect(),
         phase: now.phase().to_string(),
         serving: now.is_serving(),
         streams: now.streams.iter().map(stream).collect(),

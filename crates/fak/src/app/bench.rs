@@ -167,7 +167,7 @@ fn workload(args: &TierReplayArgs, told: &Capabilities) -> Result<Workload, Erro
         )));
     }
     Ok(Workload {
-        model: model.id.clone(),
+        model: model.id.to_string(),
         requests: args.requests,
         prompt_tokens,
         block_tokens,
@@ -184,7 +184,7 @@ fn model<'a>(named: Option<&str>, told: &'a Capabilities) -> Result<&'a Model, E
         }
     };
     let fits = |model: &&Model| match named {
-        Some(name) => model.id == name,
+        Some(name) => *model.id == *name,
         None => model.parent.is_none(),
     };
     match models.iter().filter(fits).collect::<Vec<_>>()[..] {
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     fn served(tokens_max: Option<u32>) -> Model {
-        Model { id: "tiny".to_owned(), tokens_max, parent: None }
+        Model { tokens_max, ..Model::base("tiny") }
     }
 
     #[test]

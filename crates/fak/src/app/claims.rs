@@ -17,7 +17,8 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::Error;
 use crate::cli::report::Events;
 use crate::config::Worker;
-use crate::engine::{Admitted, Capabilities, Engine, Learnt, skips_prefix_cache};
+use crate::engine::unmatchable;
+use crate::engine::{Admitted, Capabilities, Engine, Learnt, Models, Named, Unmatchable};
 use crate::events::discover::{self, Source};
 use crate::events::recorder::Recorder;
 use crate::events::stream::{Handle, Sink, Stream};
@@ -45,7 +46,9 @@ pub(super) struct Claims {
     is_whole: bool,
     /// The last block of a hit may be computed anew.
     speculates: bool,
-    adapters: Vec<String>,
+    models: Models,
+    /// No adapter can be loaded under a name that is served.
+    are_adapters_fixed: bool,
     tasks: TaskGroup,
 }
 
@@ -101,10 +104,9 @@ impl Claims {
         if timeout(HEARD_WITHIN, all_heard).await.is_err() {
             tracing::warn!("not every rank's KV events are heard yet");
         }
-        let models = told.models.told().map(Vec::as_slice).unwrap_or_default();
-        let adapters = models.iter().filter(|model| model.parent.is_some());
-        let adapters = adapters.map(|model| model.id.clone()).collect();
-        Ok(Self { index, recorder, ranks, is_whole, speculates, adapters, tasks })
+        let models = told.models.told().cloned().unwrap_or_default();
+        let are_adapters_fixed = told.loads_adapters.told() == Some(&false);
+        Ok(Self { index, recorder, ranks, is_whole, speculates, models, are_adapters_fixed, tasks })
     }
 
     /// The prompt of a call; `None` where its tokens are not known.
@@ -112,15 +114,27 @@ impl Claims {
         if self.ranks.is_empty() {
             return None;
         }
+        let is_cacheable = match unmatchable(call.request(), &self.models) {
+            None => true,
+            Some(Unmatchable::SkipsCache) => false,
+            Some(why) => {
+                tracing::info!(?why, "the prompt cannot be matched, no claim");
+                return None;
+            }
+        };
+        let model = call.request().model().ok().flatten();
+        let adapter = match self.models.named(model.as_deref()) {
+            Named::Base => None,
+            Named::Adapter if self.are_adapters_fixed => model,
+            Named::Adapter | Named::Unclear => {
+                tracing::info!(model, "the engine does not prove which model it is, no claim");
+                return None;
+            }
+        };
         let tokens = engine.tokens(call.request()).await;
         let tokens = tokens.inspect_err(|error| tracing::info!(%error, "no tokens, no claim"));
-        let model = call.request().model().ok().flatten();
-        Some(CachePrompt {
-            tokens: tokens.ok()?,
-            adapter: model.filter(|model| self.adapters.contains(model)),
-            salt: call.cache_salt().map(str::to_owned),
-            is_cacheable: !skips_prefix_cache(call.request()),
-        })
+        let salt = call.cache_salt().map(str::to_owned);
+        Some(CachePrompt { tokens: tokens.ok()?, adapter, salt, is_cacheable })
     }
 
     /// The claim: prompt tokens that every rank provably holds; `None` where that is not known.

@@ -300,7 +300,7 @@ fn model(worker: &Worker, capabilities: &Capabilities) -> Result<String, Error> 
     let served: Vec<_> =
         models.iter().filter(|model| model.parent.is_none()).map(|model| &model.id).collect();
     match served[..] {
-        [only] => Ok(only.clone()),
+        [only] => Ok(only.to_string()),
         _ => Err(Error::usage(anyhow!(
             "{} is not set; it has to be one of {served:?}",
             names::MODEL

@@ -3,6 +3,8 @@
 //! Invariant: silence is "unknown", and "unknown" is never read as a yes. An engine answers 200 to
 //! arguments that it does not know (observed, 0.32.0), so only a declaration counts.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::StatusCode;
 use serde_json::Value;
@@ -10,7 +12,7 @@ use serde_json::Value;
 use super::client::{Outgoing, Response};
 use super::control::{body, chain};
 use super::endpoints::{Control, Data};
-use super::{Engine, Error};
+use super::{Engine, Error, Model, Models};
 
 /// Most models, event sources and connectors that are taken from an engine.
 const LIST_MAX: usize = 1024;
@@ -73,7 +75,9 @@ pub struct Capabilities {
     /// it came, for the part that connects to them.
     pub kv_event_sources: Learnt<Bytes>,
     /// What is served.
-    pub models: Learnt<Vec<Model>>,
+    pub models: Learnt<Models>,
+    /// Whether it offers to load adapters while it runs.
+    pub loads_adapters: Learnt<bool>,
     /// The connector's class names: none without a connector, several for a multi connector's
     /// parts.
     pub connectors: Learnt<Vec<String>>,
@@ -81,17 +85,6 @@ pub struct Capabilities {
     pub block_size: Learnt<u32>,
     /// Whether the prefix cache is on.
     pub prefix_caching: Learnt<bool>,
-}
-
-/// A served model.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Model {
-    /// Its name.
-    pub id: String,
-    /// Prompt and output tokens together, if told.
-    pub tokens_max: Option<u32>,
-    /// The model that an adapter sits on.
-    pub parent: Option<String>,
 }
 
 impl Engine {
@@ -118,6 +111,7 @@ impl Engine {
             clear_connector_cache: openapi.read(sleep_takes_clear_connector_cache),
             kv_event_sources: sources.raw(),
             models: models.read(self::models),
+            loads_adapters: openapi.read(loads_adapters),
             connectors: server.read(connectors),
             block_size: server
                 .read(|body| u32::try_from(cache_setting(body, "block_size")?.as_u64()?).ok())
@@ -181,16 +175,24 @@ fn sleep_takes_clear_connector_cache(body: &Value) -> Option<bool> {
     Some(parameters.and_then(Value::as_array).is_some_and(|all| all.iter().any(named)))
 }
 
-fn models(body: &Value) -> Option<Vec<Model>> {
+fn models(body: &Value) -> Option<Models> {
     let models = body.get("data")?.as_array()?.iter().take(LIST_MAX).map(|model| {
+        let text = |field| model.get(field).and_then(Value::as_str).map(Arc::from);
         let tokens = model.get("max_model_len").and_then(Value::as_u64);
         Some(Model {
-            id: model.get("id")?.as_str()?.to_owned(),
+            id: text("id")?,
+            root: text("root"),
+            parent: text("parent"),
             tokens_max: tokens.and_then(|tokens| u32::try_from(tokens).ok()),
-            parent: model.get("parent").and_then(Value::as_str).map(str::to_owned),
         })
     });
     models.collect()
+}
+
+/// Whether the engine offers to load adapters while it runs
+/// (`VLLM_ALLOW_RUNTIME_LORA_UPDATING`).
+fn loads_adapters(body: &Value) -> Option<bool> {
+    Some(body.get("paths")?.as_object()?.contains_key("/v1/load_lora_adapter"))
 }
 
 /// The connector of `kv_transfer_config`, a multi connector by its parts. `/server_info` also holds

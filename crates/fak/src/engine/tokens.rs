@@ -11,7 +11,7 @@ use super::endpoints::Data;
 use super::{Engine, Error};
 
 /// What of a chat request its template sees (vLLM 0.32.0, source), and what else its tokens depend
-/// on.
+/// on, [untold](UNTOLD) fields included: tokens of a request without them are known by the digest.
 const CHAT_FIELDS: &[&str] = &[
     "model",
     "messages",
@@ -24,6 +24,7 @@ const CHAT_FIELDS: &[&str] = &[
     "continue_final_message",
     "add_special_tokens",
     "reasoning_effort",
+    "response_format",
     "mm_processor_kwargs",
     "media_io_kwargs",
     "truncate_prompt_tokens",
@@ -31,7 +32,7 @@ const CHAT_FIELDS: &[&str] = &[
 ];
 
 /// What a chat template sees and `/tokenize` passes over (vLLM 0.32.0, source).
-const UNTOLD: &[&str] = &["documents", "reasoning_effort"];
+const UNTOLD: &[&str] = &["documents", "reasoning_effort", "response_format"];
 
 /// What of a completions request its tokens depend on.
 const COMPLETIONS_FIELDS: &[&str] = &[
@@ -109,14 +110,6 @@ impl Engine {
     }
 }
 
-/// Whether the engine computes the whole prompt, whatever its caches hold: it does where the
-/// prompt's log probabilities are asked for, `echo` with `logprobs` included (0.32.0, source).
-#[must_use]
-pub fn skips_prefix_cache(request: &Request) -> bool {
-    let is_set = |field| request.raw(field).is_some_and(|raw| !matches!(raw, "null" | "false"));
-    is_set("prompt_logprobs") || (is_set("echo") && is_set("logprobs"))
-}
-
 /// The field that makes another prompt than `/tokenize` tells, where the request has one.
 fn untold(request: &Request) -> Option<&'static str> {
     // It may hold the prompt's tokens, which then go before its messages (vLLM 0.32.0, source).
@@ -169,4 +162,64 @@ fn selected(request: &Request, fields: &[&str]) -> Vec<u8> {
         })
         .collect();
     serde_json::to_vec(&present).expect("names and raw JSON always serialize")
+}
+
+/// Fields that no prompt depends on, whatever renders it: of how it is gone on with, and how the
+/// answer is told (vLLM 0.32.0, source).
+const BESIDE_PROMPT: &[&str] = &[
+    "allowed_token_ids",
+    "bad_words",
+    "cache_salt",
+    "frequency_penalty",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "length_penalty",
+    "logit_bias",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "min_p",
+    "min_tokens",
+    "n",
+    "parallel_tool_calls",
+    "presence_penalty",
+    "priority",
+    "prompt_cache_key",
+    "repetition_penalty",
+    "request_id",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "seed",
+    "session_id",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "stop",
+    "stop_token_ids",
+    "stream",
+    "stream_interval",
+    "stream_options",
+    "temperature",
+    "top_k",
+    "top_logprobs",
+    "top_p",
+    "use_beam_search",
+    "user",
+];
+
+/// A digest of what kind of request it is: its route, its model, and which fields it has that its
+/// prompt may depend on, those that fak does not know included.
+#[must_use]
+pub fn prompt_shape(request: &Request, seed: u64) -> u64 {
+    let mut names: Vec<_> = request
+        .names()
+        .filter(|name| !BESIDE_PROMPT.contains(name) && has(request, name))
+        .collect();
+    names.sort_unstable();
+    let mut digest = Xxh3::with_seed(seed);
+    digest.update(&[u8::from(request.api() == Api::Chat)]);
+    for text in names.into_iter().chain(request.raw("model")) {
+        digest.update(&(text.len() as u64).to_le_bytes());
+        digest.update(text.as_bytes());
+    }
+    digest.digest()
 }

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::claim::{CachePrompt, Claim, Kv};
 use super::metrics::Metrics;
+use super::prompt::Prompts;
 use super::{Contradiction, Doubt};
 use crate::runtime::Shutdown;
 use crate::sessions::Turn;
@@ -89,6 +90,7 @@ struct Suspicion {
 #[derive(Clone)]
 pub(super) struct Audits {
     metrics: Arc<Metrics>,
+    prompts: Arc<Prompts>,
     judge: Judge,
     waiting: mpsc::Sender<Suspicion>,
     after: Duration,
@@ -108,18 +110,27 @@ struct Judge {
     doubt: Arc<dyn Doubt>,
 }
 
+/// What audits work with.
+pub(super) struct Parts {
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) prompts: Arc<Prompts>,
+    pub(super) index: Arc<Index>,
+    pub(super) doubt: Arc<dyn Doubt>,
+}
+
 /// Audits that wait `after` for events.
-pub(super) fn audits(
-    metrics: &Arc<Metrics>,
-    index: Arc<Index>,
-    doubt: Arc<dyn Doubt>,
-    after: Duration,
-) -> (Audits, Auditor) {
+pub(super) fn audits(parts: Parts, after: Duration) -> (Audits, Auditor) {
+    let Parts { metrics, prompts, index, doubt } = parts;
     let (sender, waiting) = mpsc::channel(WAITING_MAX);
     let judge = Judge { index, doubt };
-    let audits =
-        Audits { metrics: Arc::clone(metrics), judge: judge.clone(), waiting: sender, after };
-    (audits, Auditor { judge, metrics: Arc::clone(metrics), waiting, after })
+    let audits = Audits {
+        metrics: Arc::clone(&metrics),
+        prompts,
+        judge: judge.clone(),
+        waiting: sender,
+        after,
+    };
+    (audits, Auditor { judge, metrics, waiting, after })
 }
 
 impl Audits {
@@ -130,9 +141,7 @@ impl Audits {
             && is_single
             && usage.prompt_tokens != prompt.tokens.len() as u64
         {
-            self.metrics.mismatches.inc();
-            let (counted, told) = (prompt.tokens.len(), usage.prompt_tokens);
-            tracing::warn!(%worker, counted, told, "the engine counts the prompt otherwise");
+            self.miscounted(&worker, prompt, usage.prompt_tokens);
         }
         if claim.kv == Kv::Unknown {
             return;
@@ -156,6 +165,27 @@ impl Audits {
                 let looks = 0;
                 self.suspect(Suspicion { worker, prompt, basis, claimed, cached, due, looks });
             }
+        }
+    }
+
+    /// The engine's prompt is another than the one that was matched: its kind is not matched again.
+    fn miscounted(&self, worker: &str, prompt: &CachePrompt, engine_tokens: u64) {
+        self.metrics.mismatches.inc();
+        let tokens = prompt.tokens.len();
+        tracing::warn!(
+            worker,
+            tokens,
+            engine_tokens,
+            "the engine counts a prompt otherwise than its /tokenize: it is not matched again",
+        );
+        if self.prompts.miscounted(prompt.source) {
+            tracing::error!(
+                worker,
+                "the engine counted two prompts of one kind otherwise than its /tokenize: none of \
+                 this kind (route, model, fields) is claimed any more; compare what /tokenize and \
+                 the engine's chat template make of such a request, and restart fak once they \
+                 agree",
+            );
         }
     }
 

@@ -12,19 +12,23 @@ use fak_kernel::vocab::PerTier;
 use fak_kernel::{Belief, Tier};
 use http::HeaderValue;
 
+use super::prompt::Source;
 use crate::fleet::State;
 
 /// A prompt as an engine's prefix cache sees it.
 #[derive(Clone, Debug)]
 pub(super) struct CachePrompt {
     pub(super) tokens: Arc<[u32]>,
+    /// What they were made of.
+    pub(super) source: Source,
+    pub(super) lora: Option<Arc<str>>,
     pub(super) salt: Option<Arc<str>>,
 }
 
 impl CachePrompt {
-    /// As the index asks for it. Requests for adapters are not matched, so there is none.
+    /// As the index asks for it.
     pub(super) fn key(&self) -> Prompt<'_> {
-        Prompt { tokens: &self.tokens, lora: None, salt: self.salt.as_deref() }
+        Prompt { tokens: &self.tokens, lora: self.lora.as_deref(), salt: self.salt.as_deref() }
     }
 }
 

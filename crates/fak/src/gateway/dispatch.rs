@@ -19,8 +19,9 @@ use super::body::{Body, Whole};
 use super::claim::{CachePrompt, Claim, claim};
 use super::error::Problem;
 use super::frames::Frames;
-use super::metrics::Matching;
+use super::matching::Lora;
 use super::predicted::Chunks;
+use super::prompt::Matched;
 use super::reading::{Opening, Reading};
 use super::relay::{Bounds, Reader, Relay};
 use super::salts::keeps_apart;
@@ -62,7 +63,7 @@ pub(super) struct Job {
 
 impl Job {
     /// The body's fields, where the route is one whose answers fak reads.
-    fn request(&self) -> Option<&Request> {
+    pub(super) fn request(&self) -> Option<&Request> {
         self.fields.as_ref().filter(|_| self.is_read)
     }
 }
@@ -196,13 +197,13 @@ impl Shared {
             if candidates.is_empty() {
                 return None;
             }
-            let tokens = self.tokens(job, &candidates).await;
+            let matched = self.matched(job, &candidates).await;
             let chunks = match job.request() {
                 // Not only where there is a choice now: a request that had to move is expected too.
                 Some(request) if snapshot.workers.len() > 1 => Chunks::of(request, self.seed),
                 _ => Chunks::default(),
             };
-            match self.enter(job, &candidates, tokens.as_ref(), chunks) {
+            match self.enter(job, &candidates, matched.as_ref(), chunks) {
                 Choice::Seat(seat) => return Some(*seat),
                 Choice::Nobody => return None,
                 Choice::Outdated => {}
@@ -215,14 +216,14 @@ impl Shared {
         &self,
         job: &Job,
         candidates: &[(usize, &View)],
-        tokens: Option<&Arc<[u32]>>,
+        matched: Option<&Matched>,
         chunks: Chunks,
     ) -> Choice {
         let mut offers: Vec<_> =
-            candidates.iter().map(|(_, view)| self.offer(job, &view.state, tokens)).collect();
-        let length = tokens.map_or_else(
+            candidates.iter().map(|(_, view)| self.offer(job, &view.state, matched)).collect();
+        let length = matched.map_or_else(
             || u32::try_from(chunks.bytes() / BYTES_PER_TOKEN).unwrap_or(u32::MAX),
-            |tokens| u32::try_from(tokens.len()).unwrap_or(u32::MAX),
+            |matched| u32::try_from(matched.tokens.len()).unwrap_or(u32::MAX),
         );
         let (now, bound) = (Instant::now(), job.turn.as_ref().and_then(Turn::worker));
         let mut weighed: Vec<_> = candidates
@@ -257,10 +258,13 @@ impl Shared {
         }
     }
 
-    fn offer(&self, job: &Job, state: &State, tokens: Option<&Arc<[u32]>>) -> Offer {
+    fn offer(&self, job: &Job, state: &State, matched: Option<&Matched>) -> Offer {
         let salt = self.salt(job, state);
-        let prompt =
-            tokens.map(|tokens| CachePrompt { tokens: Arc::clone(tokens), salt: salt.clone() });
+        let prompt = matched.and_then(|matched| {
+            let lora = Lora::of(job, state).known().ok()?;
+            let Matched { tokens, source } = matched.clone();
+            Some(CachePrompt { tokens, source, lora, salt: salt.clone() })
+        });
         let claim = claim(&self.index, state, prompt.as_ref(), job.rank);
         Offer { salt, prompt, claim }
     }
@@ -273,29 +277,6 @@ impl Shared {
             now.state.standing.stale != view.state.standing.stale
                 || now.state.weights() != view.state.weights()
         })
-    }
-
-    /// The prompt in tokens, where it can be matched and there is anything to match it with.
-    async fn tokens(&self, job: &Job, candidates: &[(usize, &View)]) -> Option<Arc<[u32]>> {
-        let request = job.request()?;
-        let mut ranks = candidates.iter().flat_map(|(_, view)| view.state.ranks.iter());
-        if !ranks.any(|rank| self.index.has_blocks(rank.id)) {
-            self.metrics.matched(Matching::Skipped);
-            return None;
-        }
-        // A name that is not a worker's first may be an adapter's, whose blocks have keys of their
-        // own.
-        let is_base = |view: &View| {
-            let first = view.state.models.first();
-            job.model.as_deref().is_none_or(|model| first.is_some_and(|name| **name == *model))
-        };
-        if !candidates.iter().all(|(_, view)| is_base(view)) {
-            self.metrics.matched(Matching::NotMatchable);
-            return None;
-        }
-        let (tokens, matching) = self.prompts.tokens(request, candidates).await;
-        self.metrics.matched(matching);
-        tokens
     }
 
     /// What a request holds and leaves behind on its worker.

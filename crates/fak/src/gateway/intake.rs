@@ -2,12 +2,14 @@
 //! that fak reads or sets.
 //!
 //! Invariant: what is sent is what came, byte for byte, but for the fields that are set here: the
-//! salt and priority of tenants kept apart, and usage that fak asks for on a client's behalf.
+//! salt and priority of tenants kept apart, and usage that fak asks for on a client's behalf; and
+//! for the one that is taken out: the mode in which an engine announces hits as if they were
+//! stored, which is fak's alone.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use fak_wire::openai::{Api, Request};
+use fak_wire::openai::{Api, Request, RequestError};
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Method, Request as HttpRequest};
 use hyper::body::Body as HttpBody;
@@ -77,9 +79,13 @@ impl Shared {
     fn job(&self, route: Data, whole: Whole, since: Instant) -> Result<Draft, Problem> {
         let is_json = !matches!(route, Data::AudioTranscriptions | Data::AudioTranslations);
         // Other routes have bodies of their own; of all that are JSON the model is read.
-        let fields = is_json
+        let mut fields = is_json
             .then(|| Request::parse(api(route).unwrap_or(Api::Chat), &whole.bytes))
             .transpose()?;
+        let is_changed = match &mut fields {
+            Some(fields) => strip_report_mode(fields),
+            None => refuse_report_mode(&whole.bytes).map(|()| false)?,
+        };
         let model = match &fields {
             Some(fields) => fields.model()?,
             None => None,
@@ -89,7 +95,7 @@ impl Shared {
         {
             return Err(Problem::Model(model.clone()));
         }
-        Ok(Draft { route, whole, fields, model, turn: None, rank: None, since, is_changed: false })
+        Ok(Draft { route, whole, fields, model, turn: None, rank: None, since, is_changed })
     }
 
     /// The session's turn, where the request names a session; refused where that is at rest.
@@ -204,6 +210,34 @@ struct Draft {
     rank: Option<u32>,
     since: Instant,
     is_changed: bool,
+}
+
+/// In which mode a request's blocks are announced (vLLM 0.32.0, `v1/request.py`, read).
+pub(super) const REPORT_MODE: &str = "kv_cache_report_mode";
+
+/// Takes the mode out of every object from which vLLM takes a request's extra arguments. An engine
+/// that gets it announces blocks that no eviction takes back as often, whoever asked for it.
+fn strip_report_mode(fields: &mut Request) -> bool {
+    let arguments: [&[&str]; 2] =
+        [&["vllm_xargs", REPORT_MODE], &["sampling_params", "extra_args", REPORT_MODE]];
+    let stripped = arguments.map(|path| fields.remove_at(path));
+    stripped.contains(&true)
+}
+
+/// Refuses a form that may set the mode: vLLM reads `vllm_xargs` of audio routes as JSON in a
+/// form's field (0.32.0, source), and fak does not rewrite forms.
+fn refuse_report_mode(form: &[u8]) -> Result<(), Problem> {
+    let has = |text: &str| memchr::memmem::find(form, text.as_bytes()).is_some();
+    // A name in JSON may be escaped.
+    if has("vllm_xargs") && (has(REPORT_MODE) || has("\\u")) {
+        return Err(RequestError::Field {
+            field: "vllm_xargs",
+            found: format!("{REPORT_MODE}, or an escaped name"),
+            expected: "other arguments, their names written plainly: the mode is set by fak alone",
+        }
+        .into());
+    }
+    Ok(())
 }
 
 /// Asks for usage at the stream's end. Usage in every chunk, which the client would then get too,

@@ -80,14 +80,37 @@ pub(super) enum Matching {
     Known,
     /// From the engine's `/tokenize`.
     Asked,
-    /// From nowhere: the prompt cannot be matched.
+    /// From nowhere: `/tokenize` does not tell them, or they are not those of one whole prompt.
     NotMatchable,
     /// Not needed: no worker holds a block.
     Skipped,
+    /// Not used: the engine computes the whole prompt anyway.
+    SkipsCache,
+    /// Not used: the engine's own requests answer it.
+    BeamSearch,
+    /// Not enough: the prompt has content that is not text.
+    Content,
+    /// Not enough: which adapter computes it is not known.
+    Adapter,
+    /// Not enough: the cards do not tell whether the model is the base.
+    Model,
+    /// Not used: the engine counted this prompt, or prompts of its kind, otherwise.
+    Miscounted,
 }
 
 impl Matching {
-    const WORDS: [&'static str; 4] = ["known", "asked", "not_matchable", "skipped"];
+    const WORDS: [&'static str; 10] = [
+        "known",
+        "asked",
+        "not_matchable",
+        "skipped",
+        "skips_cache",
+        "beam_search",
+        "content",
+        "adapter",
+        "model",
+        "miscounted",
+    ];
 }
 
 /// The data plane's metrics.
@@ -96,7 +119,7 @@ pub(super) struct Metrics {
     requests: Vec<[IntCounter; 5]>,
     failures: [IntCounter; 7],
     routed: Vec<IntCounter>,
-    matching: [IntCounter; 4],
+    matching: [IntCounter; 10],
     claims: Vec<IntCounter>,
     /// Requests that a client has not got its whole answer to.
     pub(super) in_flight: IntGauge,

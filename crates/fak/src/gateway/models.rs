@@ -49,7 +49,7 @@ pub(super) fn list(snapshot: &Snapshot, configured: &[String]) -> Response<Body>
         configured.iter().map(|model| (model.as_str(), Status::Failed)).collect();
     for view in &snapshot.workers {
         let status = Status::of(&view.state);
-        for model in view.state.models.iter() {
+        for model in view.state.models.names() {
             let best = models.entry(model).or_insert(status);
             *best = status.max(*best);
         }

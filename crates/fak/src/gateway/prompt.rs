@@ -4,7 +4,8 @@
 //! Invariant: tokens are those of the request, or there are none; those of a chat are of the day on
 //! which it is asked for, since templates write the date; and the cache is bounded by the tokens
 //! that it holds. One model name is taken to mean one template on all workers of one engine
-//! version.
+//! version; where an engine then counts a prompt otherwise, that prompt is not matched again, and
+//! after two such nothing of its kind is.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,10 +15,11 @@ use jiff::Timestamp;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use tokio::time::Instant;
-use xxhash_rust::xxh3::xxh3_128_with_seed;
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use super::metrics::Matching;
-use crate::engine::{TokensError, prompt_digest, skips_prefix_cache};
+use super::miscounted::Miscounted;
+use crate::engine::{TokensError, prompt_digest, prompt_shape};
 use crate::fleet::View;
 
 /// For how long a worker without `/tokenize` is not asked again.
@@ -47,6 +49,30 @@ pub(super) struct Prompts {
     /// Until when each worker is not asked.
     shunned: Vec<Mutex<Option<Instant>>>,
     clock: fn() -> Timestamp,
+    miscounted: Miscounted,
+}
+
+/// A prompt in tokens, and what it was made of.
+#[derive(Clone, Debug)]
+pub(super) struct Matched {
+    pub(super) tokens: Arc<[u32]>,
+    pub(super) source: Source,
+}
+
+/// What a prompt's tokens were made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Source {
+    /// Of everything that they depend on.
+    pub(super) digest: u128,
+    /// Of the kind of request: route, model, fields, the engine's version.
+    pub(super) shape: u64,
+}
+
+#[cfg(test)]
+impl Source {
+    pub(super) fn new(digest: u128, shape: u64) -> Self {
+        Self { digest, shape }
+    }
 }
 
 impl Prompts {
@@ -64,38 +90,48 @@ impl Prompts {
             known: Cache::with_weighter(entries, tokens_max, ByTokens),
             shunned: (0..workers).map(|_| Mutex::default()).collect(),
             clock,
+            miscounted: Miscounted::default(),
         }
     }
 
     /// The tokens of a request's prompt, by way of one of `candidates` (by their number in the
-    /// fleet).
+    /// fleet), and where they come from; or why there are none.
     pub(super) async fn tokens(
         &self,
         request: &Request,
         candidates: &[(usize, &View)],
-    ) -> (Option<Arc<[u32]>>, Matching) {
-        if skips_prefix_cache(request) {
-            return (None, Matching::NotMatchable);
-        }
+    ) -> Result<(Matched, Matching), Matching> {
         let digest = self.digest(request, candidates, (self.clock)());
+        let shape = prompt_shape(request, self.seed) ^ version_digest(candidates, self.seed);
+        let source = Source { digest, shape };
+        if self.miscounted.has(source) {
+            return Err(Matching::Miscounted);
+        }
+        let matched = |tokens| Matched { tokens, source };
         if let Some(tokens) = self.known.get(&digest) {
-            return (Some(tokens), Matching::Known);
+            return Ok((matched(tokens), Matching::Known));
         }
         let now = Instant::now();
         let Some((number, view)) = candidates.iter().find(|(number, _)| !self.shuns(*number, now))
         else {
-            return (None, Matching::NotMatchable);
+            return Err(Matching::NotMatchable);
         };
         // Requests with one prompt wait for the first of them.
         let asked = async { view.worker.engine.tokens(request).await.map(Arc::from) };
         match self.known.get_or_insert_async(&digest, asked).await {
-            Ok(tokens) => (Some(tokens), Matching::Asked),
+            Ok(tokens) => Ok((matched(tokens), Matching::Asked)),
             Err(error) => {
                 self.failed(*number, &error, now);
                 tracing::debug!(worker = %view.worker.id, %error, "the prompt is not matchable");
-                (None, Matching::NotMatchable)
+                Err(Matching::NotMatchable)
             }
         }
+    }
+
+    /// An engine counted this prompt otherwise; whether nothing of its kind is matched any more
+    /// from now on.
+    pub(super) fn miscounted(&self, source: Source) -> bool {
+        self.miscounted.add(source)
     }
 
     fn digest(&self, request: &Request, candidates: &[(usize, &View)], at: Timestamp) -> u128 {
@@ -128,6 +164,11 @@ impl Prompts {
             *until.lock().unwrap_or_else(PoisonError::into_inner) = Some(now + rest);
         }
     }
+}
+
+fn version_digest(candidates: &[(usize, &View)], seed: u64) -> u64 {
+    let version = candidates.first().and_then(|(_, view)| view.state.version.as_deref());
+    xxh3_64_with_seed(version.unwrap_or_default().as_bytes(), seed)
 }
 
 #[cfg(test)]

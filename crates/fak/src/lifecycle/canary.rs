@@ -11,13 +11,12 @@
 //! included.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::own;
-use crate::engine::{Data, Engine};
+use crate::engine::{Data, Engine, Models};
 
 /// Words that every tokenizer knows, in an order that leaves something to predict.
 const PROMPT: &str = "The ship left the harbour at dawn, and by noon the wind had";
@@ -33,7 +32,7 @@ const WITHIN: Duration = Duration::from_secs(30);
 /// What canaries are sent to.
 pub(super) struct Target<'a> {
     pub(super) engine: &'a Engine,
-    pub(super) models: &'a [Arc<str>],
+    pub(super) models: &'a Models,
     /// The data-parallel ranks, as far as they are known: each has weights of its own.
     pub(super) ranks: Vec<u32>,
 }
@@ -183,7 +182,7 @@ fn routes(to: &Target<'_>) -> Vec<Route> {
         ranks => ranks.iter().copied().map(Some).collect(),
     };
     let mut routes = Vec::new();
-    for model in to.models.iter().take(MODELS_MAX) {
+    for model in to.models.names().take(MODELS_MAX) {
         for rank in &ranks {
             let chat = json!([{ "role": "user", "content": PROMPT }]);
             for (word, path, field, prompt) in [

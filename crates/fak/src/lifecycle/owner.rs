@@ -300,7 +300,8 @@ impl Owner {
         self.state.capabilities = learn::capabilities(&told);
         self.state.version = told.version.told().map(|v| v.as_str().into());
         if let Some(models) = told.models.told() {
-            self.state.models = models.iter().map(|m| m.id.as_str().into()).collect();
+            self.state.models = models.clone();
+            self.state.are_adapters_fixed = told.loads_adapters.told() == Some(&false);
         }
         self.block_size = told.block_size.told().copied();
         self.connectors = told.connectors.told().cloned();

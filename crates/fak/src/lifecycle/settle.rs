@@ -55,7 +55,7 @@ impl Owner {
 
     pub(super) fn marker_target(&self) -> Option<marker::Target<'_>> {
         let (engine, block_size) = (&self.worker.engine, self.block_size);
-        let model = self.state.models.first()?;
+        let model = self.state.models.base()?;
         Some(marker::Target { engine, model, block_size })
     }
 }

@@ -8,6 +8,7 @@ mod rig;
 mod claims;
 mod failures;
 mod limits;
+mod matching;
 mod relay;
 mod routing;
 mod sessions;

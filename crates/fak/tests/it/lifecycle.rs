@@ -34,7 +34,7 @@ async fn a_worker_that_is_met_awake_serves_and_has_a_row() {
     let rig = Rig::start().await;
     let state = rig.state();
     assert!(state.is_serving() && !rig.worker().door.is_shut());
-    assert_eq!(state.models.iter().map(|m| &**m).collect::<Vec<_>>(), ["tiny"]);
+    assert_eq!(state.models.names().map(|m| &**m).collect::<Vec<_>>(), ["tiny"]);
     let row = rig.last_row().await;
     assert_eq!((row.action.as_str(), row.kv), ("drift", Disposition::Unknown));
     assert_eq!(row.phase, Phase::Serving);

@@ -120,11 +120,46 @@ impl Request {
 
     /// Sets a field where it stands, or at the end.
     pub fn set(&mut self, field: &str, value: &Value) {
-        let value = to_raw_value(value).expect("a JSON value always serializes");
+        self.set_raw(field, to_raw_value(value).expect("a JSON value always serializes"));
+    }
+
+    fn set_raw(&mut self, field: &str, value: Box<RawValue>) {
         match self.fields.0.iter_mut().find(|(name, _)| name == field) {
             Some((_, slot)) => *slot = value,
             None => self.fields.0.push((field.to_owned(), value)),
         }
+    }
+
+    /// The names of its fields, as they came.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.fields.0.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// Takes what stands at the end of `path` out of the objects on it, however often it stands
+    /// there and however its names are escaped; whether it was there. What is no object stays.
+    pub fn remove_at(&mut self, path: &[&str]) -> bool {
+        let [field, path @ ..] = path else { return false };
+        let found = self.fields.0.iter_mut().find(|(name, _)| name == field);
+        let Some((_, value)) = found else { return false };
+        if path.is_empty() {
+            self.remove(field);
+            return true;
+        }
+        let Some(without) = without(value, path) else { return false };
+        *value = without;
+        true
+    }
+
+    /// Sets a key of an object in `field`, and keeps the others; `field` is made one where it is
+    /// absent. Nothing is set where it is something else.
+    pub fn set_within(&mut self, field: &str, key: &str, value: &Value) {
+        let absent = "{}";
+        let raw = self.raw(field).filter(|raw| *raw != "null").unwrap_or(absent);
+        let Ok(Entries(mut entries)) = serde_json::from_str(raw) else { return };
+        entries.retain(|(name, _)| name != key);
+        let value = to_raw_value(value).expect("a JSON value always serializes");
+        entries.push((key.to_owned(), value));
+        self.set_raw(field, to_raw_value(&Fields(entries)).expect("raw JSON always serializes"));
     }
 
     /// Takes a field out.
@@ -338,6 +373,53 @@ impl<'de> Deserialize<'de> for Fields {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         deserializer.deserialize_map(FieldsVisitor)
     }
+}
+
+/// The entries of an object inside a body, which may have a name twice: engines take the last one.
+struct Entries(Vec<(String, Box<RawValue>)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_map(EntriesVisitor)
+    }
+}
+
+struct EntriesVisitor;
+
+impl<'de> Visitor<'de> for EntriesVisitor {
+    type Value = Entries;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Entries, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = map.next_entry()? {
+            entries.push(entry);
+        }
+        Ok(Entries(entries))
+    }
+}
+
+/// An object without what stands at the end of `path`; nothing where nothing does.
+fn without(value: &RawValue, path: &[&str]) -> Option<Box<RawValue>> {
+    let [key, path @ ..] = path else { return None };
+    let Entries(mut entries) = serde_json::from_str(value.get()).ok()?;
+    let mut is_changed = false;
+    if path.is_empty() {
+        let before = entries.len();
+        entries.retain(|(name, _)| name != key);
+        is_changed = entries.len() != before;
+    } else {
+        for (_, value) in entries.iter_mut().filter(|(name, _)| name == key) {
+            if let Some(without) = without(value, path) {
+                *value = without;
+                is_changed = true;
+            }
+        }
+    }
+    is_changed.then(|| to_raw_value(&Fields(entries)).expect("raw JSON always serializes"))
 }
 
 struct FieldsVisitor;

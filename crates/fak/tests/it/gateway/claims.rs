@@ -224,6 +224,7 @@ async fn nothing_is_claimed_of_a_prompt_that_the_tokenizer_is_not_told_whole() {
             vec![
                 json!({"documents": [{"text": "d"}]}),
                 json!({"reasoning_effort": "high"}),
+                json!({"response_format": {"type": "json_object"}}),
                 json!({"tool_choice": "none"}),
                 json!({"tool_choice": "required"}),
                 json!({"kv_transfer_params": {"prompt_token_ids": [1, 2]}}),
@@ -301,22 +302,6 @@ async fn several_choices_are_not_audited() {
     let body = json!({"model": MODEL, "prompt": tokens, "n": 2}).to_string();
     rig.post(COMPLETIONS, &body).await;
     audited(&rig, "unaudited", 1).await;
-}
-
-/// A name that is not the worker's first may be an adapter's, whose blocks are others: those of an
-/// adapter loaded anew under its name, or of none in a connector's tier, are nobody's claim.
-#[tokio::test]
-async fn case_29_and_30_nothing_is_claimed_for_another_name_than_the_first() {
-    let (_peer, rig, tokens) = claiming(Some(96)).await;
-    rig.state(0, |state| state.models = std::sync::Arc::new([MODEL.into(), "adapter".into()]));
-    let body = json!({"model": "adapter", "prompt": tokens}).to_string();
-    let answer = rig.post(COMPLETIONS, &body).await;
-    assert_eq!(
-        (answer.header("x-fak-kv"), answer.header("x-fak-warm-tokens")),
-        (Some("unknown"), Some("0"))
-    );
-    let base = rig.post(COMPLETIONS, &prompt(&tokens)).await;
-    assert_eq!(base.header("x-fak-warm-tokens"), Some("gpu=96"), "the base model's stay");
 }
 
 /// Claims survive a stream: usage is asked for, read and cut out again.

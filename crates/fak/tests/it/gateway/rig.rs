@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use fak::engine::{Client, Endpoints, Engine, Secret, Timeouts};
+use fak::engine::{Client, Endpoints, Engine, Model, Secret, Timeouts};
 use fak::fleet::{Door, Fleet, State, Worker};
 use fak::gateway::{self, Config, Contradiction, Doubt, Gateway, Parts, ServeConfig};
 use fak::runtime::{OnExit, TaskGroup};
@@ -140,7 +140,7 @@ impl Rig {
             rig.state(number, |state| {
                 state.standing = Standing::SERVING;
                 state.is_reachable = true;
-                state.models = Arc::new([MODEL.into()]);
+                state.models = [Model::base(MODEL)].into_iter().collect();
             });
         }
         rig

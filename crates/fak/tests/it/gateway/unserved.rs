@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use fak::engine::{Model, Models};
 use fak::fleet::Fleet;
 use fak::gateway::Hold;
 use fak_kernel::Phase;
@@ -67,7 +68,9 @@ async fn a_model_that_sleeps_exists_and_one_that_nobody_names_does_not() {
     let mut setup = setup();
     setup.config.models = vec!["planned".to_owned()];
     let rig = Rig::with(&[peer.url(), peer.url()], setup).await;
-    rig.state(1, |state| state.models = Arc::new([MODEL.into(), "second".into()]));
+    rig.state(1, |state| {
+        state.models = [Model::base(MODEL), Model::base("second")].into_iter().collect()
+    });
     let statuses = async || -> Value {
         let list = rig.get("/v1/models").await.json();
         assert_eq!(list["object"], "list");
@@ -93,7 +96,7 @@ async fn a_model_that_sleeps_exists_and_one_that_nobody_names_does_not() {
     assert_eq!(ask("planned").await, (503, "no_serving_worker".to_owned()));
     assert_eq!(ask("other").await, (404, "model_not_found".to_owned()));
     // Before a worker has told its models, any may be one of them.
-    rig.state(0, |state| state.models = Arc::default());
+    rig.state(0, |state| state.models = Models::default());
     assert_eq!(ask("other").await, (503, "no_serving_worker".to_owned()));
 }
 
