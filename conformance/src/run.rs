@@ -62,7 +62,11 @@ impl<T: Target> Run<'_, T> {
         match step {
             Step::Complete(step) => {
                 self.names.learn(&step.prompt);
-                self.call(completion(step), step.name.as_deref(), Unknowns::default()).await
+                let request = completion(step);
+                match &step.pick {
+                    Some(pointer) => self.pick(&request, pointer).await,
+                    None => self.call(request, step.name.as_deref(), Unknowns::default()).await,
+                }
             }
             Step::Http(step) => {
                 let unknowns = Unknowns { prompt_tokens: has_text(step), ..Unknowns::default() };

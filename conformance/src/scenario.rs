@@ -48,6 +48,12 @@ pub enum Profile {
     KeepTier,
     /// The argument is understood, and refused: the connector is a bundle of several.
     KeepTierBundle,
+    /// The offloading connector's tier keeps four blocks as one chunk.
+    Chunked,
+    /// The same, and its events tell of tokens and parents.
+    ChunkedDescribed,
+    /// No connector; the model has a second name, `small`, and the adapters `sql` and `text`.
+    Named,
 }
 
 /// One step. In a file: `[[step]]` with one of these keys.
@@ -102,6 +108,8 @@ pub struct Complete {
     /// Further headers.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
+    /// Only this part of the answer is written down: a JSON pointer.
+    pub pick: Option<String>,
     /// Runs in the background under this name.
     pub name: Option<String>,
 }

@@ -20,6 +20,15 @@ pub const GPU_BLOCKS: u32 = 40;
 /// Tokens a request may span. vLLM refuses to start if the cache cannot hold one such request.
 pub const MODEL_LEN_MAX: u32 = 1_024;
 
+/// Blocks that a chunk of the host tier holds, where it holds several.
+pub const BLOCKS_PER_CHUNK: u32 = 4;
+
+/// What the model is called besides `tiny`, where it has several names.
+pub const SECOND_NAME: &str = "small";
+
+/// Adapters, where there are any. The second is named as the type of a chat's content parts.
+pub const ADAPTERS: [&str; 2] = ["sql", "text"];
+
 /// Blocks of the host tier, where there is one.
 pub const TIER_BLOCKS: u32 = 64;
 

@@ -56,6 +56,17 @@ async fn with_a_connector_that_refuses_the_simulator_does_what_vllm_did() {
     check(Profile::KeepTierBundle).await;
 }
 
+#[tokio::test]
+async fn with_chunks_of_several_blocks_the_simulator_does_what_vllm_did() {
+    check(Profile::Chunked).await;
+    check(Profile::ChunkedDescribed).await;
+}
+
+#[tokio::test]
+async fn with_several_names_and_adapters_the_simulator_does_what_vllm_did() {
+    check(Profile::Named).await;
+}
+
 #[test]
 fn no_recording_is_left_over() {
     let names: BTreeSet<_> = scenarios().into_iter().map(|scenario| scenario.name).collect();

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use fak_sim::{Binds, Connector, Faults, Reused, Sim, SimConfig};
 
-use super::{Endpoints, GPU_BLOCKS, MODEL_LEN_MAX, TIER_BLOCKS, Target, weight_version};
+use super::{
+    ADAPTERS, BLOCKS_PER_CHUNK, Endpoints, GPU_BLOCKS, MODEL_LEN_MAX, SECOND_NAME, TIER_BLOCKS,
+    Target, weight_version,
+};
 use crate::scenario::Profile;
 
 /// Time of a step, as the tiny model takes on a CPU: a scenario that acts on a running request
@@ -69,20 +72,33 @@ impl Target for Simulated {
 }
 
 fn config(profile: Profile) -> SimConfig {
+    let named = |names: &[&str]| match profile {
+        Profile::Named => names.iter().map(|name| (*name).to_owned()).collect(),
+        _ => Vec::new(),
+    };
     SimConfig {
         gpu_blocks: GPU_BLOCKS,
         cpu_blocks: TIER_BLOCKS as usize,
         max_model_len: MODEL_LEN_MAX as usize,
         decode_step: STEP,
         profile: match profile {
-            Profile::Plain | Profile::Offload => fak_sim::Profile::V0_32,
             Profile::KeepTier | Profile::KeepTierBundle => fak_sim::Profile::KeepTier,
+            _ => fak_sim::Profile::V0_32,
         },
         connector: match profile {
-            Profile::Plain => Connector::None,
-            Profile::Offload | Profile::KeepTier => Connector::Offloading,
+            Profile::Plain | Profile::Named => Connector::None,
+            Profile::Offload | Profile::KeepTier | Profile::Chunked | Profile::ChunkedDescribed => {
+                Connector::Offloading
+            }
             Profile::KeepTierBundle => Connector::Multi,
         },
+        blocks_per_chunk: match profile {
+            Profile::Chunked | Profile::ChunkedDescribed => BLOCKS_PER_CHUNK as usize,
+            _ => 1,
+        },
+        self_describing_events: profile == Profile::ChunkedDescribed,
+        also_named: named(&[SECOND_NAME]),
+        loras: named(&ADAPTERS),
         ..SimConfig::default()
     }
 }

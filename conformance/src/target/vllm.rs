@@ -6,7 +6,10 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 
-use super::{BLOCK_BYTES, Endpoints, GPU_BLOCKS, MODEL_LEN_MAX, TIER_BLOCKS, Target};
+use super::{
+    ADAPTERS, BLOCK_BYTES, BLOCKS_PER_CHUNK, Endpoints, GPU_BLOCKS, MODEL_LEN_MAX, SECOND_NAME,
+    TIER_BLOCKS, Target,
+};
 use crate::scenario::Profile;
 
 /// The rig takes one that is free.
@@ -72,6 +75,14 @@ impl Target for Vllm {
             }
             Profile::KeepTierBundle => {
                 command.args(["--offload", "--bundle", "--keep-tier"]);
+            }
+            Profile::Chunked | Profile::ChunkedDescribed => {
+                command.args(["--offload", "--blocks-per-chunk", &BLOCKS_PER_CHUNK.to_string()]);
+                command.args((profile == Profile::ChunkedDescribed).then_some("--self-describing"));
+            }
+            Profile::Named => {
+                command.args(["--also-named", SECOND_NAME]);
+                command.args(ADAPTERS.iter().flat_map(|name| ["--adapter", name]));
             }
         }
         let mut process = command

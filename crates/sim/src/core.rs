@@ -21,11 +21,11 @@ pub mod tier;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use connector::{Connector, Tiers};
+use connector::{Chunks, Connector, Found, Tiers};
 use control::{Idle, Memory, Pause};
 use events::{Event, GroupKind};
 use hash::{BlockHash, Identity};
-use pool::{BlockId, Key, Pool};
+use pool::{BlockId, Pool};
 use request::{Ask, Finish, Output, Queue, Request, RequestId, Reused};
 use stats::{Counters, Gauges};
 use tier::Tier;
@@ -37,8 +37,15 @@ pub struct Config {
     pub block_size: usize,
     /// Device blocks, the unusable null block included.
     pub gpu_blocks: u32,
-    /// Host tier chunks, one block each.
+    /// Host tier, in device blocks.
     pub cpu_blocks: usize,
+    /// Device blocks that the host tier keeps as one chunk.
+    pub blocks_per_chunk: usize,
+    /// Host-tier events carry every block of a chunk with its tokens and parent
+    /// (`self_describing_kv_events`).
+    pub self_describing: bool,
+    /// Drafts with EAGLE or MTP: the last block of every device hit is computed again.
+    pub drops_last_hit: bool,
     /// Connector.
     pub connector: Connector,
     /// Tokens a request may reach, prompt and output.
@@ -114,10 +121,10 @@ impl Engine {
     /// An engine of a new process. `remote` is what a shared store still holds.
     #[must_use]
     pub fn new(config: Config, checkpoint: u64, remote: Option<Tier>) -> Self {
-        let host = config
-            .connector
-            .offloads()
-            .then(|| Tier::host(config.cpu_blocks, config.cpu_event_block_size));
+        let host = config.connector.offloads().then(|| {
+            let chunks = config.cpu_blocks / config.blocks_per_chunk;
+            Tier::host(chunks, config.cpu_event_block_size)
+        });
         let remote = config
             .connector
             .has_remote()
@@ -126,7 +133,7 @@ impl Engine {
         Self {
             groups: std::iter::once(GroupKind::Full).chain(window).collect(),
             pool: Pool::new(config.gpu_blocks),
-            tiers: Tiers::new(host, remote, config.block_size),
+            tiers: Tiers::new(host, remote, Chunks::of(&config)),
             requests: BTreeMap::new(),
             running: Vec::new(),
             waiting: Queue::new(),
@@ -203,8 +210,8 @@ impl Engine {
 
     /// Frees a request's blocks, tail first, and remembers it for the next step.
     fn retire(&mut self, mut request: Request) {
-        if let Some((part, keys)) = request.loading.take() {
-            self.tiers.end_load(part, &keys);
+        if let Some(load) = request.loading.take() {
+            self.tiers.end_load(&load);
         }
         self.free_tables(&mut request, false);
         self.finished.push(request);
@@ -277,27 +284,21 @@ impl Engine {
         let mut hashes: Vec<BlockHash> = Vec::new();
         identity.extend_chain(&mut hashes, prompt, self.config.block_size);
         let local = self.local_hit(&hashes, prompt.len());
-        let run = |tier: Option<&Tier>| {
-            tier.map_or(0, |tier| {
-                hashes.iter().take_while(|h| tier.lookup(&(**h, 0)) == tier::Lookup::Hit).count()
-            })
-        };
-        let keys: Vec<Key> = hashes[local.blocks..].iter().map(|h| (*h, 0)).collect();
-        let (part, loaded) = self.tiers.lookup(&keys).unwrap_or((0, 0));
+        let run = |tier: Option<&Tier>| tier.map_or(0, |tier| self.tiers.run(tier, &hashes));
+        let found = self.tiers.lookup(&hashes, local.blocks).unwrap_or_default();
         Holds {
             gpu: local.blocks,
             cpu: run(self.tiers.host()),
             remote: run(self.tiers.remote()),
-            hit_tokens: (local.blocks + loaded) * self.config.block_size,
-            stale: self.stale(&local.tables[0], (part, &keys[..loaded])),
+            hit_tokens: (local.blocks + found.blocks) * self.config.block_size,
+            stale: self.stale(&local.tables[0], &found),
         }
     }
 
     /// Blocks of a hit that other weights than the current ones computed.
-    fn stale(&self, local: &[BlockId], (part, loaded): (usize, &[Key])) -> usize {
+    fn stale(&self, local: &[BlockId], found: &Found) -> usize {
         let local = local.iter().filter(|id| self.pool.weights(**id) != self.weights);
-        let differs = |key: &&Key| self.tiers.weights(part, key) != Some(self.weights);
-        local.count() + loaded.iter().filter(differs).count()
+        local.count() + self.tiers.stale(found, self.weights)
     }
 
     /// What a request, named by its external id, took from caches; nothing of one that was never

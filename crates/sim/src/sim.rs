@@ -34,7 +34,11 @@ use crate::{http, tokenizer};
 pub struct SimConfig {
     /// Served model name.
     pub model: String,
-    /// Adapters, served under their own names; ids are 1-based.
+    /// Further names of the model (`--served-model-name`); answers give the first name.
+    pub also_named: Vec<String>,
+    /// Adapters, served under their own names; ids are 1-based. One that is named as the type of a
+    /// chat's content parts, such as `text` or `image`, is applied to these chats (vLLM 0.32.0,
+    /// `--default-mm-loras`).
     pub loras: Vec<String>,
     /// Tokens a block.
     pub block_size: usize,
@@ -42,6 +46,14 @@ pub struct SimConfig {
     pub gpu_blocks: u32,
     /// Host tier blocks a rank.
     pub cpu_blocks: usize,
+    /// Blocks that the host tier keeps as one (`blocks_per_chunk`); more than 1 with the offloading
+    /// connector alone.
+    pub blocks_per_chunk: usize,
+    /// Host-tier events tell of tokens and parents (`self_describing_kv_events`).
+    pub self_describing_events: bool,
+    /// Drafts with EAGLE or MTP: the last block of every hit is computed again. Only without a
+    /// connector and a sliding window.
+    pub is_speculative: bool,
     /// Sliding window of a second KV cache group, in tokens; only without a connector.
     pub sliding_window: Option<usize>,
     /// Engine version.
@@ -70,15 +82,26 @@ pub struct SimConfig {
     pub weight_version: String,
 }
 
+impl SimConfig {
+    /// The model's names, the one that answers give first.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.model).chain(&self.also_named).map(String::as_str)
+    }
+}
+
 impl Default for SimConfig {
     /// As the rig serves: model `tiny`, blocks of 32, 4,096 tokens.
     fn default() -> Self {
         Self {
             model: "tiny".to_owned(),
+            also_named: Vec::new(),
             loras: Vec::new(),
             block_size: 32,
             gpu_blocks: 4096,
             cpu_blocks: 8192,
+            blocks_per_chunk: 1,
+            self_describing_events: false,
+            is_speculative: false,
             sliding_window: None,
             profile: Profile::default(),
             connector: Connector::default(),
@@ -353,6 +376,15 @@ fn check(config: &SimConfig) -> Result<(), StartError> {
     if config.sliding_window.is_some() && config.connector != Connector::None {
         return Err(StartError::Config("a sliding window group needs connector none"));
     }
+    if config.blocks_per_chunk == 0
+        || config.blocks_per_chunk > 1 && config.connector != Connector::Offloading
+    {
+        return Err(StartError::Config("chunks of several blocks need connector offloading"));
+    }
+    let is_plain = config.connector == Connector::None && config.sliding_window.is_none();
+    if config.is_speculative && !is_plain {
+        return Err(StartError::Config("speculation needs connector none and no sliding window"));
+    }
     Ok(())
 }
 
@@ -483,6 +515,9 @@ fn core_config(config: &SimConfig) -> Config {
         block_size: config.block_size,
         gpu_blocks: config.gpu_blocks,
         cpu_blocks: config.cpu_blocks,
+        blocks_per_chunk: config.blocks_per_chunk,
+        self_describing: config.self_describing_events,
+        drops_last_hit: config.is_speculative,
         connector: config.connector,
         max_model_len: config.max_model_len,
         max_running: MAX_RUNNING,

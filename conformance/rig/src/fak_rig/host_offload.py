@@ -31,33 +31,45 @@ class MemcpyWorker(OffloadingWorker):
     """Copies whole KV blocks between the engine's cache tensors and host chunks, at once."""
 
     def __init__(self, kv_caches, blocks_per_chunk: int, num_chunks: int):
-        if blocks_per_chunk != 1:
-            raise ValueError("the rig offloads one engine block per chunk")
+        self._blocks_per_chunk = blocks_per_chunk
         self._engine = [
             t.tensor.view(torch.int8).view(-1, t.page_size_bytes) for t in kv_caches.tensors
         ]
         self._host = [
-            torch.zeros((num_chunks, t.page_size_bytes), dtype=torch.int8)
+            torch.zeros((num_chunks * blocks_per_chunk, t.page_size_bytes), dtype=torch.int8)
             for t in kv_caches.tensors
         ]
         self._groups = kv_caches.group_data_refs
         self._finished: list[TransferResult] = []
 
     def submit_store(self, job_id, src_spec, dst_spec) -> bool:
-        return self._copy(job_id, src_spec, dst_spec, src_spec, self._engine, self._host)
+        return self._copy(job_id, src_spec, dst_spec, self._engine, self._host)
 
     def submit_load(self, job_id, src_spec, dst_spec) -> bool:
-        return self._copy(job_id, src_spec, dst_spec, dst_spec, self._host, self._engine)
+        return self._copy(job_id, dst_spec, src_spec, self._engine, self._host, load=True)
 
-    def _copy(self, job_id, src_spec, dst_spec, engine_spec, src, dst) -> bool:
-        started, moved, start = time.monotonic(), 0, 0
-        for refs, size in zip(self._groups, engine_spec.group_sizes):
-            src_ids = torch.from_numpy(src_spec.block_ids[start : start + size]).long()
-            dst_ids = torch.from_numpy(dst_spec.block_ids[start : start + size]).long()
+    def _copy(self, job_id, engine_spec, host_spec, engine, host, load=False) -> bool:
+        started, moved, start, chunk_start = time.monotonic(), 0, 0, 0
+        per_chunk = self._blocks_per_chunk
+        groups = zip(self._groups, engine_spec.group_sizes, engine_spec.block_indices)
+        for refs, size, block_index in groups:
+            if size == 0:
+                continue
+            blocks = torch.from_numpy(engine_spec.block_ids[start : start + size]).long()
+            # The first block may lie in the middle of its chunk, the last one too.
+            skipped = block_index % per_chunk
+            count = -(-(skipped + size) // per_chunk)
+            chunks = torch.from_numpy(host_spec.block_ids[chunk_start : chunk_start + count]).long()
+            pages = (chunks[:, None] * per_chunk + torch.arange(per_chunk)).flatten()
+            pages = pages[skipped : skipped + size]
             for ref in refs:
-                dst[ref.tensor_idx][dst_ids] = src[ref.tensor_idx][src_ids]
+                if load:
+                    engine[ref.tensor_idx][blocks] = host[ref.tensor_idx][pages]
+                else:
+                    host[ref.tensor_idx][pages] = engine[ref.tensor_idx][blocks]
                 moved += size * ref.page_size_bytes
             start += size
+            chunk_start += count
         self._finished.append(
             TransferResult(job_id, True, moved, max(time.monotonic() - started, 1e-9))
         )

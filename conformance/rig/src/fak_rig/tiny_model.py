@@ -1,4 +1,5 @@
-"""Makes a random-weight Llama checkpoint with its own byte-level BPE tokenizer, offline.
+"""Makes a random-weight Llama checkpoint with its own byte-level BPE tokenizer, and an adapter
+for it in PEFT's format, offline.
 
 1.4 M parameters, 4,096 tokens, a chat template. The tokenizer is trained on the standard
 library's sources, so that nothing is fetched; its merges may differ between Python versions,
@@ -6,15 +7,18 @@ which is why scenarios give their prompts as token ids.
 """
 
 import glob
+import json
 import os
 import sys
 import sysconfig
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SPECIALS = ["<|bos|>", "<|eos|>", "<|pad|>", "<|im_start|>", "<|im_end|>"]
+ADAPTED = ["q_proj", "v_proj"]
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -61,12 +65,40 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).to(torch.float16)
 
 
-def main(folder: str) -> None:
+def make_adapter(config: LlamaConfig, base: str, folder: str) -> None:
+    """Rank 8 on the queries and values of every layer."""
+    torch.manual_seed(1)
+    size, rank = config.hidden_size, 8
+    tensors = {}
+    for layer in range(config.num_hidden_layers):
+        for name in ADAPTED:
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{at}.lora_A.weight"] = torch.randn(rank, size)
+            tensors[f"{at}.lora_B.weight"] = torch.randn(size, rank)
+    os.makedirs(folder, exist_ok=True)
+    save_file(tensors, os.path.join(folder, "adapter_model.safetensors"))
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": ADAPTED,
+    }
+    with open(os.path.join(folder, "adapter_config.json"), "w") as out:
+        json.dump(settings, out)
+
+
+def main(folder: str, adapter: str) -> None:
     os.makedirs(folder, exist_ok=True)
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder)
-    make_model(tokenizer).save_pretrained(folder)
+    model = make_model(tokenizer)
+    model.save_pretrained(folder)
+    make_adapter(model.config, folder, adapter)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

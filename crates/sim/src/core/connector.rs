@@ -4,7 +4,9 @@
 //!
 //! Follows vLLM 0.32.0 `kv_connector/v1/offloading/scheduler.py` and `multi_connector.py`.
 
-use super::events::Event;
+use super::Config;
+use super::events::{Event, GroupKind, Medium, Stored};
+use super::hash::BlockHash;
 use super::pool::Key;
 use super::request::{Request, RequestId};
 use super::tier::{Lookup, Tier};
@@ -85,6 +87,67 @@ pub struct Transfers {
     pub stores: u64,
 }
 
+/// How a host tier cuts a request's blocks, and what its events say of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Chunks {
+    block_size: usize,
+    blocks: usize,
+    self_describing: bool,
+}
+
+impl Chunks {
+    pub(super) fn of(config: &Config) -> Self {
+        Self {
+            block_size: config.block_size,
+            blocks: config.blocks_per_chunk,
+            self_describing: config.self_describing,
+        }
+    }
+
+    /// The keys of the whole chunks of a chain: a chunk is named by its last block.
+    fn keys(self, hashes: &[BlockHash]) -> Vec<Key> {
+        hashes.chunks_exact(self.blocks).map(|chunk| (chunk[self.blocks - 1], 0)).collect()
+    }
+
+    /// The store of chunk `index` as a self-describing event tells it
+    /// (vLLM 0.32.0 `offloading/events.py`): neither extra keys nor the session.
+    fn description(self, request: &Request, index: usize) -> Stored {
+        let (start, end) = (index * self.blocks, (index + 1) * self.blocks);
+        Stored {
+            hashes: request.hashes[start..end].to_vec(),
+            parent: start.checked_sub(1).map(|i| request.hashes[i]),
+            tokens: request.tokens[start * self.block_size..end * self.block_size].to_vec(),
+            block_size: self.block_size,
+            lora: request.ask.identity.lora.clone(),
+            medium: Medium::Cpu,
+            extra_keys: None,
+            group: 0,
+            spec: Some(GroupKind::Full),
+            session_id: None,
+        }
+    }
+}
+
+/// What a lookup found beyond the device's blocks.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Found {
+    /// The part of the connector that has it.
+    pub(super) part: usize,
+    /// Device blocks that a load fills.
+    pub(super) blocks: usize,
+    /// Chunks of the request up to where the load ends.
+    pub(super) end: usize,
+    keys: Vec<Key>,
+}
+
+/// A load under way.
+#[derive(Debug)]
+pub(crate) struct Load {
+    part: usize,
+    blocks: usize,
+    keys: Vec<Key>,
+}
+
 #[derive(Debug)]
 struct StoreJob {
     request: RequestId,
@@ -102,19 +165,19 @@ pub struct Tiers {
     /// Stores registered by the last step; the worker submits them in the next one.
     registered: Vec<StoreJob>,
     transfers: Transfers,
-    block_size: usize,
+    chunks: Chunks,
 }
 
 impl Tiers {
     /// Tiers of a connector. `remote` is a store that outlives engine processes.
     #[must_use]
-    pub fn new(host: Option<Tier>, remote: Option<Tier>, block_size: usize) -> Self {
+    pub fn new(host: Option<Tier>, remote: Option<Tier>, chunks: Chunks) -> Self {
         Self {
             host: host.is_some().then_some(0),
             parts: host.into_iter().chain(remote).collect(),
             registered: Vec::new(),
             transfers: Transfers::default(),
-            block_size,
+            chunks,
         }
     }
 
@@ -150,8 +213,18 @@ impl Tiers {
         self.host == Some(part)
     }
 
-    pub(crate) fn weights(&self, part: usize, key: &Key) -> Option<u64> {
-        self.parts.get(part).and_then(|part| part.weights(key))
+    /// Blocks of what was found that other weights than these computed.
+    pub(super) fn stale(&self, found: &Found, weights: u64) -> usize {
+        let Some(part) = self.parts.get(found.part) else { return 0 };
+        let stale = found.keys.iter().filter(|key| part.weights(key) != Some(weights));
+        (stale.count() * self.chunks.blocks).min(found.blocks)
+    }
+
+    /// Leading blocks of a chain that `tier` could give, as whole chunks.
+    pub(super) fn run(&self, tier: &Tier, hashes: &[BlockHash]) -> usize {
+        let keys = self.chunks.keys(hashes);
+        let run = keys.iter().take_while(|key| tier.lookup(key) == Lookup::Hit);
+        run.count() * self.chunks.blocks
     }
 
     /// Work that keeps the engine stepping.
@@ -166,51 +239,62 @@ impl Tiers {
         self.transfers
     }
 
-    /// Leading chunks of `keys` that can be loaded, and from which part. None: a chunk is being
-    /// stored, ask again at the next step.
-    pub(crate) fn lookup(&self, keys: &[Key]) -> Option<(usize, usize)> {
-        for (index, part) in self.parts.iter().enumerate() {
-            let answers = keys.iter().map(|key| part.lookup(key));
+    /// What can be loaded of a chain beyond its first `local` blocks. None: a chunk is being
+    /// stored, ask again at the next step. The first chunk may begin on the device; less than a
+    /// whole chunk is not loaded (vLLM 0.32.0 `_lookup_complete_chunks`).
+    pub(super) fn lookup(&self, hashes: &[BlockHash], local: usize) -> Option<Found> {
+        let (size, keys) = (self.chunks.blocks, self.chunks.keys(hashes));
+        let gain = |end: usize| Some((end * size).checked_sub(local)?).filter(|n| *n >= size);
+        if gain(keys.len()).is_none() {
+            return Some(Found::default());
+        }
+        let start = local / size;
+        for (part, tier) in self.parts.iter().enumerate() {
+            let answers = keys[start..].iter().map(|key| tier.lookup(key));
             let run: Vec<_> = answers.take_while(|answer| *answer != Lookup::Miss).collect();
             if run.contains(&Lookup::Pending) {
                 return None;
             }
-            if !run.is_empty() {
-                return Some((index, run.len()));
+            let end = start + run.len();
+            if let Some(blocks) = gain(end) {
+                return Some(Found { part, blocks, end, keys: keys[start..end].to_vec() });
             }
         }
-        Some((0, 0))
+        Some(Found::default())
     }
 
-    pub(crate) fn begin_load(&mut self, part: usize, keys: &[Key]) {
-        self.parts[part].pin(keys);
+    pub(super) fn begin_load(&mut self, found: Found) -> Load {
+        self.parts[found.part].pin(&found.keys);
+        Load { part: found.part, blocks: found.blocks, keys: found.keys }
     }
 
-    pub(crate) fn end_load(&mut self, part: usize, keys: &[Key]) {
-        self.parts[part].unpin(keys);
-        if self.host == Some(part) {
-            self.transfers.load_bytes += self.bytes(keys.len());
+    pub(super) fn end_load(&mut self, load: &Load) {
+        self.parts[load.part].unpin(&load.keys);
+        if self.host == Some(load.part) {
+            self.transfers.load_bytes += self.bytes(load.blocks);
             self.transfers.loads += 1;
         }
     }
 
     fn bytes(&self, blocks: usize) -> u64 {
-        (blocks * self.block_size * BYTES_PER_TOKEN) as u64
+        (blocks * self.chunks.block_size * BYTES_PER_TOKEN) as u64
     }
 
     /// Registers stores for the chunks of `request` that are computed and not offered yet: of
     /// its prompt only (`offload_prompt_only`, the default of vLLM 0.32.0).
     pub(crate) fn offer(&mut self, request: &mut Request, computed: usize, weights: u64) {
-        let chunks = (computed.min(request.prompt_len()) / self.block_size)
+        let chunks = (computed.min(request.prompt_len()) / self.chunks.block_size)
             .min(request.hashes.len())
-            .min(request.tables.first().map_or(0, Vec::len));
+            .min(request.tables.first().map_or(0, Vec::len))
+            / self.chunks.blocks;
         if chunks <= request.stored_chunks {
             return;
         }
-        let keys: Vec<(Key, u64)> = request.hashes[request.stored_chunks..chunks]
-            .iter()
-            .map(|hash| ((*hash, 0), weights))
-            .collect();
+        let first = request.stored_chunks;
+        let mut keys: Vec<(Key, u64)> =
+            self.chunks.keys(&request.hashes).into_iter().map(|key| (key, weights)).collect();
+        keys.truncate(chunks);
+        keys.drain(..first);
         let mut room = true;
         for (index, part) in self.parts.iter_mut().enumerate() {
             match part.prepare_store(&keys) {
@@ -218,11 +302,13 @@ impl Tiers {
                 Some(fresh) if fresh.is_empty() => {}
                 Some(fresh) => {
                     request.store_jobs += 1;
-                    self.registered.push(StoreJob {
-                        request: request.ask.id,
-                        part: index,
-                        keys: fresh,
-                    });
+                    if self.chunks.self_describing {
+                        for (index, (key, _)) in (first..).zip(&keys) {
+                            part.describe(key, || self.chunks.description(request, index));
+                        }
+                    }
+                    let request = request.ask.id;
+                    self.registered.push(StoreJob { request, part: index, keys: fresh });
                 }
             }
         }
@@ -242,7 +328,7 @@ impl Tiers {
         for job in due.0 {
             self.parts[job.part].complete_store(&job.keys);
             if self.host == Some(job.part) {
-                self.transfers.store_bytes += self.bytes(job.keys.len());
+                self.transfers.store_bytes += self.bytes(job.keys.len() * self.chunks.blocks);
                 self.transfers.stores += 1;
             }
             requests.push(job.request);
@@ -252,8 +338,8 @@ impl Tiers {
 
     /// Makes a finished request's chunks recent.
     pub(crate) fn finish(&mut self, request: &Request) {
-        let keys: Vec<Key> =
-            request.hashes.iter().take(request.stored_chunks).map(|hash| (*hash, 0)).collect();
+        let mut keys = self.chunks.keys(&request.hashes);
+        keys.truncate(request.stored_chunks);
         for part in &mut self.parts {
             part.finish(&keys);
         }

@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
+use super::connector::Load;
 use super::hash::{BlockHash, Identity};
 use super::model;
-use super::pool::{BlockId, Key};
+use super::pool::BlockId;
 use crate::tokenizer;
 
 /// Names a request within one engine; assigned by the shell, never reused within a life.
@@ -31,6 +32,11 @@ pub struct Ask {
     pub stop_token_ids: Vec<u32>,
     /// Tells samples of one prompt apart; 0 for greedy ones.
     pub sample: u64,
+    /// Takes nothing from any cache, as a request for its prompt's log probabilities does.
+    pub skips_caches: bool,
+    /// Has the device blocks that it hits announced as stores again
+    /// (`kv_cache_report_mode: "full"`).
+    pub reports_hits: bool,
 }
 
 /// Why a request ended.
@@ -131,12 +137,12 @@ pub(crate) struct Request {
     pub(crate) status: Status,
     pub(crate) preemptions: usize,
     pub(crate) cached: Option<CachedTokens>,
-    /// Leading chunks already offered to the connector.
+    /// Leading chunks already offered to the connector, or loaded from it.
     pub(crate) stored_chunks: usize,
     /// Store jobs in flight.
     pub(crate) store_jobs: usize,
-    /// Chunks a load reads, and the connector part they come from.
-    pub(crate) loading: Option<(usize, Vec<Key>)>,
+    /// The load that it waits for.
+    pub(crate) loading: Option<Load>,
     pub(crate) aborted: bool,
     /// Digest of prompt and sample, for the model.
     pub(crate) digest: u64,

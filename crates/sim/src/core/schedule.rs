@@ -2,9 +2,12 @@
 //! Invariant: a block is hittable from the step that computes its last token on, never before,
 //! and the block with a prompt's last token is never a device hit.
 
+use std::ops::Range;
+
+use super::connector::Found;
 use super::events::{Event, GroupKind, Medium, Stored};
 use super::hash::BlockHash;
-use super::pool::{BlockId, Key};
+use super::pool::BlockId;
 use super::request::{CachedTokens, Output, Request, RequestId, Reused, Status};
 use super::{Engine, REUSED_MAX, Step, control::Pause, model};
 
@@ -118,8 +121,8 @@ impl Engine {
     fn promote_loaded(&mut self) {
         for id in self.loading.drain(..).rev().collect::<Vec<_>>() {
             let Some(mut request) = self.requests.remove(&id) else { continue };
-            if let Some((part, keys)) = request.loading.take() {
-                self.tiers.end_load(part, &keys);
+            if let Some(load) = request.loading.take() {
+                self.tiers.end_load(&load);
             }
             let computed = request.computed;
             self.cache_blocks(&mut request, computed);
@@ -170,41 +173,27 @@ impl Engine {
     fn admit(&mut self, request: &mut Request, budget: usize) -> Admission {
         let fresh = request.computed == 0;
         let block_size = self.config.block_size;
-        let mut hit = LocalHit::default();
-        let (mut part, mut loaded) = (0, 0);
-        if fresh {
-            hit = self.local_hit(&request.hashes, request.tokens.len());
-            if !self.tiers.is_none() {
-                if request.store_jobs > 0 {
-                    return Admission::Skipped;
-                }
-                let keys = chunk_keys(&request.hashes[hit.blocks..]);
-                let Some(found) = self.tiers.lookup(&keys) else { return Admission::Skipped };
-                (part, loaded) = found;
-            }
-        }
+        let Some((hit, found)) = self.find(request, fresh) else { return Admission::Skipped };
         let local = hit.blocks * block_size;
-        let known = if fresh { local + loaded * block_size } else { request.computed };
+        let loaded = found.blocks * block_size;
+        let known = if fresh { local + loaded } else { request.computed };
         let count = (request.tokens.len() - known).min(budget);
         if !self.fits(request, &hit, request.tokens.len()) {
             return Admission::Full;
         }
         if fresh {
             self.adopt(request, &hit);
-            self.count_lookup(request, local, (part, loaded * block_size));
-            let keys = chunk_keys(&request.hashes[hit.blocks..hit.blocks + loaded]);
-            let stale = self.stale(&hit.tables[0], (part, &keys)) * block_size;
-            self.remember(request, (local, part, loaded * block_size), stale);
+            self.count_lookup(request, local, (found.part, loaded));
+            let stale = self.stale(&hit.tables[0], &found) * block_size;
+            self.remember(request, (local, found.part, loaded), stale);
         }
         let fitted = self.allocate(request, if loaded > 0 { known } else { known + count });
         assert!(fitted, "room for the whole request was checked");
         request.computed = known;
         if loaded > 0 {
-            let keys = chunk_keys(&request.hashes[hit.blocks..hit.blocks + loaded]);
-            self.tiers.begin_load(part, &keys);
             // What was hit is not offered again, so it is not protected from its own eviction.
-            request.stored_chunks = hit.blocks + loaded;
-            request.loading = Some((part, keys));
+            request.stored_chunks = found.end;
+            request.loading = Some(self.tiers.begin_load(found));
             request.status = Status::Loading;
             return Admission::Loading;
         }
@@ -213,11 +202,52 @@ impl Engine {
         Admission::Running(count)
     }
 
+    /// What the caches have of a request that starts. None: it asks again at the next step.
+    fn find(&mut self, request: &Request, fresh: bool) -> Option<(LocalHit, Found)> {
+        let nothing = LocalHit { blocks: 0, tables: vec![Vec::new(); self.groups.len()] };
+        if !fresh {
+            return Some((nothing, Found::default()));
+        }
+        let skips = request.ask.skips_caches;
+        let hit =
+            if skips { nothing } else { self.local_hit(&request.hashes, request.tokens.len()) };
+        // With each lookup, also when the request is put off afterwards (`get_computed_blocks`).
+        if request.ask.reports_hits {
+            self.report(request, &hit);
+        }
+        if self.tiers.is_none() {
+            return Some((hit, Found::default()));
+        }
+        if request.store_jobs > 0 {
+            return None;
+        }
+        let found = if skips {
+            Found::default()
+        } else {
+            self.tiers.lookup(&request.hashes, hit.blocks)?
+        };
+        Some((hit, found))
+    }
+
+    /// Announces the blocks of a hit as stores, from the chain's start: no block changes.
+    fn report(&mut self, request: &Request, hit: &LocalHit) {
+        for (group, table) in (0u32..).zip(&hit.tables) {
+            if !table.is_empty() {
+                let blocks: Vec<usize> = (0..table.len()).collect();
+                self.announce_stored(request, group, &blocks, 0..table.len());
+            }
+        }
+    }
+
     /// Leading blocks that can be used, at most those before the last token.
     pub(super) fn local_hit(&self, hashes: &[BlockHash], tokens: usize) -> LocalHit {
         let limit = (tokens.saturating_sub(1) / self.config.block_size).min(hashes.len());
         let cached = |index: usize, group: u32| self.pool.cached(&(hashes[index], group));
-        let full: Vec<BlockId> = (0..limit).map_while(|i| cached(i, 0)).collect();
+        let mut full: Vec<BlockId> = (0..limit).map_while(|i| cached(i, 0)).collect();
+        if self.config.drops_last_hit {
+            // The draft head needs the hidden states before the first token that it proposes.
+            full.pop();
+        }
         let Some(GroupKind::SlidingWindow(window)) = self.groups.get(1).copied() else {
             return LocalHit { blocks: full.len(), tables: vec![full] };
         };
@@ -269,8 +299,10 @@ impl Engine {
         if request.preemptions > 0 {
             return;
         }
-        self.counters.prefix_queries += tokens as u64;
-        self.counters.prefix_hits += local as u64;
+        if !request.ask.skips_caches {
+            self.counters.prefix_queries += tokens as u64;
+            self.counters.prefix_hits += local as u64;
+        }
         if !self.tiers.is_none() {
             self.counters.external_queries += (tokens - local) as u64;
             self.counters.external_hits += loaded as u64;
@@ -321,9 +353,8 @@ impl Engine {
 
     /// Makes the full blocks of the first `tokens` tokens hittable and announces the new ones.
     fn cache_blocks(&mut self, request: &mut Request, tokens: usize) {
-        let block_size = self.config.block_size;
-        let full = tokens.min(request.tokens.len()) / block_size;
-        for (group, kind) in (0u32..).zip(&self.groups) {
+        let full = tokens.min(request.tokens.len()) / self.config.block_size;
+        for group in 0..self.groups.len() as u32 {
             let start = request.cached_blocks[group as usize];
             if full <= start {
                 continue;
@@ -334,21 +365,31 @@ impl Engine {
             for &index in &present {
                 self.pool.insert(table[index], (request.hashes[index], group), self.weights);
             }
-            self.pool.announce(Event::Stored(Box::new(Stored {
-                hashes: present.iter().map(|i| request.hashes[*i]).collect(),
-                parent: start.checked_sub(1).map(|i| request.hashes[i]),
-                tokens: request.tokens[start * block_size..full * block_size].to_vec(),
-                block_size,
-                lora: request.ask.identity.lora.clone(),
-                medium: Medium::Gpu,
-                extra_keys: Some(
-                    present.iter().map(|i| request.ask.identity.extra_keys(*i)).collect(),
-                ),
-                group,
-                spec: Some(*kind),
-                session_id: request.ask.session_id.clone(),
-            })));
+            self.announce_stored(request, group, &present, start..full);
         }
+    }
+
+    /// Announces `present` blocks of a request, which lie in the range `of`, as stored.
+    fn announce_stored(
+        &mut self,
+        request: &Request,
+        group: u32,
+        present: &[usize],
+        of: Range<usize>,
+    ) {
+        let block_size = self.config.block_size;
+        self.pool.announce(Event::Stored(Box::new(Stored {
+            hashes: present.iter().map(|i| request.hashes[*i]).collect(),
+            parent: of.start.checked_sub(1).map(|i| request.hashes[i]),
+            tokens: request.tokens[of.start * block_size..of.end * block_size].to_vec(),
+            block_size,
+            lora: request.ask.identity.lora.clone(),
+            medium: Medium::Gpu,
+            extra_keys: Some(present.iter().map(|i| request.ask.identity.extra_keys(*i)).collect()),
+            group,
+            spec: Some(self.groups[group as usize]),
+            session_id: request.ask.session_id.clone(),
+        })));
     }
 
     /// Offers this step's new blocks, and the last blocks of what finished, to the connector.
@@ -411,8 +452,4 @@ impl Engine {
         self.counters.prompt_tokens_external += cached.external as u64;
         self.counters.prompt_tokens_computed += prompt.saturating_sub(known) as u64;
     }
-}
-
-fn chunk_keys(hashes: &[BlockHash]) -> Vec<Key> {
-    hashes.iter().map(|hash| (*hash, 0)).collect()
 }

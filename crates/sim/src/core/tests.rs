@@ -12,6 +12,9 @@ fn config(connector: Connector) -> Config {
         block_size: BLOCK,
         gpu_blocks: 33,
         cpu_blocks: 64,
+        blocks_per_chunk: 1,
+        self_describing: false,
+        drops_last_hit: false,
         connector,
         max_model_len: 256,
         max_running: 8,
@@ -173,6 +176,107 @@ fn a_salt_is_in_the_first_blocks_extra_keys_and_separates_tenants() {
     let both = Identity { lora: Some(lora), ..salted };
     assert_eq!(both.extra_keys(0), ["sql", "tenantA"]);
     assert_eq!(both.extra_keys(1), ["sql"]);
+}
+
+#[test]
+fn an_adapter_and_a_salt_of_one_name_share_no_block() {
+    let mut engine = engine(Connector::None);
+    let prompt = tokens(10, 9);
+    let lora = Some(hash::Lora { id: 1, name: "sql".into() });
+    let adapted = Identity { salt: None, lora };
+    let salted = Identity { salt: Some("sql".into()), lora: None };
+    assert_eq!(adapted.extra_keys(0), salted.extra_keys(0), "events tell them alike");
+    run(&mut engine, Ask { identity: adapted.clone(), ..ask(1, prompt.clone(), 1) });
+    assert_eq!(engine.holds(&prompt, &adapted).gpu, 2);
+    assert_eq!(engine.holds(&prompt, &salted).gpu, 0);
+}
+
+#[test]
+fn a_request_that_skips_the_caches_takes_nothing_and_stores_copies() {
+    let mut engine = engine(Connector::Offloading);
+    let prompt = tokens(10, 9);
+    run(&mut engine, ask(1, prompt.clone(), 1));
+    let skipping = Ask { skips_caches: true, ..ask(2, prompt.clone(), 1) };
+    let (outputs, batches) = run(&mut engine, skipping);
+    assert_eq!(outputs[0].cached.map(|c| (c.local, c.external)), Some((0, 0)));
+    assert_eq!(shape(&batches), ["S"], "a second copy on the device, none in the tier");
+    assert_eq!(engine.counters().prefix_queries, 9, "of the first request alone");
+    assert_eq!(engine.reset_prefix_cache(false, false), Ok(true));
+    let skipping = Ask { skips_caches: true, ..ask(3, prompt, 1) };
+    let (outputs, _) = run(&mut engine, skipping);
+    assert_eq!(outputs[0].cached.map(|c| (c.local, c.external)), Some((0, 0)), "nor of the tier");
+}
+
+#[test]
+fn a_hit_that_is_reported_is_announced_from_the_start_and_removed_once() {
+    let mut engine = engine(Connector::None);
+    let prompt = tokens(10, 13);
+    run(&mut engine, ask(1, prompt.clone(), 1));
+    let session_id = Some("s".to_owned());
+    let reporting = Ask { reports_hits: true, session_id, ..ask(2, prompt, 1) };
+    let (_, batches) = run(&mut engine, reporting);
+    assert_eq!(shape(&batches), ["S"]);
+    let report = stored(&batches[0][0]).clone();
+    assert_eq!((report.hashes.len(), report.parent, report.tokens.len()), (3, None, 12));
+    assert_eq!(report.session_id.as_deref(), Some("s"));
+    let (_, batches) = run(&mut engine, ask(3, tokens(1000, 128), 1));
+    let gone = batches.iter().flatten().filter(|event| match event {
+        Event::Removed { hashes, .. } => report.hashes.contains(&hashes[0]),
+        _ => false,
+    });
+    assert_eq!(gone.count(), 3, "one copy each");
+}
+
+#[test]
+fn a_speculating_engine_computes_the_last_block_of_each_hit_again() {
+    let drafting = Config { drops_last_hit: true, ..config(Connector::None) };
+    let mut engine = Engine::new(drafting, 1, None);
+    let prompt = tokens(10, 13);
+    run(&mut engine, ask(1, prompt.clone(), 1));
+    assert_eq!(engine.holds(&prompt, &Identity::default()).gpu, 2);
+    let (outputs, _) = run(&mut engine, ask(2, prompt, 1));
+    assert_eq!(outputs[0].cached.map(|c| c.local), Some(8));
+    let (outputs, _) = run(&mut engine, ask(3, tokens(10, 5), 1));
+    assert_eq!(outputs[0].cached.map(|c| c.local), Some(0));
+}
+
+fn chunked(self_describing: bool) -> Engine {
+    let config = Config { blocks_per_chunk: 2, self_describing, ..config(Connector::Offloading) };
+    Engine::new(config, 1, None)
+}
+
+#[test]
+fn a_chunk_is_named_by_its_last_block_and_loaded_whole_or_not_at_all() {
+    let mut engine = chunked(false);
+    let prompt = tokens(10, 21);
+    let (_, batches) = run(&mut engine, ask(1, prompt.clone(), 1));
+    assert_eq!(shape(&batches), ["S", "ss"], "five blocks are two chunks");
+    let hashes = stored(&batches[0][0]).hashes.clone();
+    let named: Vec<_> = batches[1].iter().map(|event| stored(event).hashes.clone()).collect();
+    assert!(named.contains(&vec![hashes[1]]) && named.contains(&vec![hashes[3]]));
+    assert_eq!(engine.reset_prefix_cache(false, false), Ok(true));
+    let holds = |count: u32| engine.holds(&tokens(10, count), &Identity::default()).hit_tokens;
+    assert_eq!((holds(7), holds(9), holds(21)), (0, 8, 16), "a block is no chunk");
+    run(&mut engine, ask(2, tokens(10, 5), 1));
+    let held = |count: u32| engine.holds(&tokens(10, count), &Identity::default());
+    assert_eq!(held(9).hit_tokens, 4, "what is left of the chunk is less than one");
+    assert_eq!(held(21).hit_tokens, 16, "a load may begin within a chunk");
+}
+
+#[test]
+fn self_describing_events_tell_each_block_of_a_chunk() {
+    let mut engine = chunked(true);
+    let (_, batches) = run(&mut engine, ask(1, tokens(10, 21), 1));
+    let device = stored(&batches[0][0]);
+    for event in &batches[1] {
+        let host = stored(event);
+        assert_eq!((host.hashes.len(), host.block_size, host.tokens.len()), (2, BLOCK, 8));
+        let at = device.hashes.iter().position(|hash| *hash == host.hashes[0]).unwrap();
+        assert_eq!(host.hashes, device.hashes[at..at + 2]);
+        assert_eq!(host.parent, at.checked_sub(1).map(|i| device.hashes[i]));
+        assert_eq!(host.tokens, device.tokens[at * BLOCK..(at + 2) * BLOCK]);
+        assert_eq!(host.extra_keys, None);
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A connector's tier outside the engine: keyed chunks with LRU eviction, one chunk a block.
+//! A connector's tier outside the engine: keyed chunks of one block or several, with LRU eviction.
 //! Invariant: a chunk can be hit only when its store has completed, and is never evicted while a
 //! store or a load uses it.
 //!
@@ -17,6 +17,8 @@ struct Chunk {
     pins: u32,
     rank: u64,
     weights: u64,
+    /// What a self-describing event says of it.
+    described: Option<Box<Stored>>,
 }
 
 /// Answer of a lookup.
@@ -100,9 +102,18 @@ impl Tier {
         }
         for &(key, weights) in &fresh {
             let rank = self.new_rank();
-            self.chunks.insert(key, Chunk { ready: false, pins: 0, rank, weights });
+            let chunk = Chunk { ready: false, pins: 0, rank, weights, described: None };
+            self.chunks.insert(key, chunk);
         }
         Some(fresh.into_iter().map(|(key, _)| key).collect())
+    }
+
+    /// Has the events of a chunk that is being stored tell of its blocks.
+    pub fn describe(&mut self, key: &Key, tell: impl FnOnce() -> Stored) {
+        let chunk = self.chunks.get_mut(key).filter(|chunk| chunk.described.is_none());
+        if let Some(chunk) = chunk {
+            chunk.described = Some(Box::new(tell()));
+        }
     }
 
     fn evict(&mut self, count: usize, protected: &[(Key, u64)]) -> Option<()> {
@@ -120,8 +131,9 @@ impl Tier {
         let mut groups: BTreeMap<u32, Vec<_>> = BTreeMap::new();
         for (rank, key) in victims {
             self.idle.remove(&rank);
-            self.chunks.remove(&key);
-            groups.entry(key.1).or_default().push(key.0);
+            let described = self.chunks.remove(&key).and_then(|chunk| chunk.described);
+            let hashes = described.map_or_else(|| vec![key.0], |stored| stored.hashes);
+            groups.entry(key.1).or_default().extend(hashes);
         }
         if let Some(events) = &mut self.events {
             events.extend(groups.into_iter().map(|(group, hashes)| Event::Removed {
@@ -150,7 +162,7 @@ impl Tier {
             chunk.ready = true;
             self.idle.insert(chunk.rank, key);
             if let Some(events) = &mut self.events {
-                events.push(Event::Stored(Box::new(Stored {
+                let placeholder = || Stored {
                     hashes: vec![key.0],
                     parent: None,
                     tokens: Vec::new(),
@@ -161,7 +173,9 @@ impl Tier {
                     group: key.1,
                     spec: None,
                     session_id: None,
-                })));
+                };
+                let described = chunk.described.clone();
+                events.push(Event::Stored(described.unwrap_or_else(|| Box::new(placeholder()))));
             }
         }
     }

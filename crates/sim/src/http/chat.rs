@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::fields::{complaint, echoed, invalid_all, json_object, missing};
-use super::generate::{Choice, Merged, Params, Prompt, Usage};
+use super::generate::{Choice, Merged, Params, Prompt, Route, Usage, lora_of_content};
 use super::stream::{self, Chunks};
 use super::{Answer, ApiError, Call, ok};
 use crate::core::request::{CachedTokens, Finish, Output};
@@ -18,7 +18,10 @@ pub(super) async fn create(life: &Arc<Life>, call: &Call) -> Result<Answer, ApiE
         body.insert("max_tokens".to_owned(), limit);
     }
     let messages = messages(&body)?;
-    let params = Params::parse(life, call, &body)?;
+    let mut params = Params::parse(life, call, &body, Route::Chat)?;
+    if let Some(lora) = lora_of_content(life, &body) {
+        params.adapt(lora);
+    }
     if messages.is_empty() {
         return Err(ApiError::bad_request(
             "Cannot apply chat template to an empty conversation. Provide at least one message.",
@@ -32,7 +35,7 @@ pub(super) async fn create(life: &Arc<Life>, call: &Call) -> Result<Answer, ApiE
     let prompt = Prompt { text, tokens, max_tokens };
     let rank = params.rank(life)?;
     let id = format!("chatcmpl-{}", life.request_id(call.header("x-request-id")));
-    let merged = Merged::new(params.submit(life, &rank, &prompt, &id));
+    let merged = Merged::new(params.submit(&rank, &prompt, &id));
     let choices = params.choices(params.n);
     let state = State { life: Arc::clone(life), id, created: life.now(), choices, prompt, params };
     if state.params.stream {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::fields::{echoed, invalid, json_object};
-use super::generate::{Choice, Merged, Params, Prompt, Usage, checked_tokens};
+use super::generate::{Choice, Merged, Params, Prompt, Route, Usage, checked_tokens};
 use super::stream::{self, Chunks};
 use super::{Answer, ApiError, Call, ok};
 use crate::core::request::{Finish, Output};
@@ -21,14 +21,14 @@ const PROMPTS_MAX: usize = 1024;
 pub(super) async fn create(life: &Arc<Life>, call: &Call) -> Result<Answer, ApiError> {
     let body = json_object(call)?;
     require_prompt(&body)?;
-    let params = Params::parse(life, call, &body)?;
+    let params = Params::parse(life, call, &body, Route::Completions)?;
     let prompts = prompts(life, &params, &body)?;
     let rank = params.rank(life)?;
     let base = life.request_id(call.header("x-request-id"));
     let id = format!("cmpl-{base}");
     let mut outputs = Vec::new();
     for (index, prompt) in prompts.iter().enumerate() {
-        outputs.extend(params.submit(life, &rank, prompt, &format!("{id}-{index}")));
+        outputs.extend(params.submit(&rank, prompt, &format!("{id}-{index}")));
     }
     let merged = Merged::new(outputs);
     let choices = params.choices(prompts.len() * params.n);

@@ -1,6 +1,7 @@
 //! What completions and chat share: parameters, checks, and the choices' texts.
 //! Invariant: a request that is refused has put nothing into an engine.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures_util::future::poll_fn;
@@ -18,12 +19,17 @@ use crate::tokenizer;
 const SALT_CHARS_MAX: usize = 128;
 const SALT_FORBIDDEN: [char; 4] = ['@', '/', '\\', '\0'];
 
+/// `--max-logprobs`, by default.
+const LOGPROBS_MAX: i64 = 20;
+
 /// Choices of one request; the engine allows more, no client here needs them.
 const CHOICES_MAX: usize = 128;
 
 /// Checked parameters of a generation request.
 pub(super) struct Params {
+    /// What answers call the model: the adapter's name, or the model's first one.
     pub(super) model: String,
+    lora: Option<Lora>,
     pub(super) max_tokens: Option<i64>,
     pub(super) n: usize,
     pub(super) stream: bool,
@@ -39,6 +45,15 @@ pub(super) struct Params {
     samples: bool,
     seed: u64,
     rank: Option<i64>,
+    skips_caches: bool,
+    reports_hits: bool,
+}
+
+/// Which of the two generating routes is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    Completions,
+    Chat,
 }
 
 impl Params {
@@ -46,6 +61,7 @@ impl Params {
         life: &Life,
         call: &Call,
         body: &Map<String, Value>,
+        route: Route,
     ) -> Result<Self, ApiError> {
         let fields = Fields(body);
         let temperature = fields.float("temperature")?;
@@ -57,8 +73,13 @@ impl Params {
         let stop_token_ids = token_list(&fields, "stop_token_ids")?;
         fields.int("priority")?;
         fields.flag("ignore_eos")?;
+        let skips_caches = prompt_logprobs(&fields, route, stream)?.is_some();
+        let reports = fields.raw("vllm_xargs").and_then(|args| args.get("kv_cache_report_mode"));
+        let model = fields.text("model")?.unwrap_or_else(|| life.config.model.clone());
+        let lora = lora_of(life, &model);
         let params = Self {
-            model: fields.text("model")?.unwrap_or_else(|| life.config.model.clone()),
+            model: lora.as_ref().map_or(&life.config.model, |lora| &lora.name).clone(),
+            lora,
             max_tokens: fields.int("max_tokens")?,
             n: usize::try_from(n).unwrap_or(0),
             stream,
@@ -76,8 +97,10 @@ impl Params {
             samples: temperature.is_none_or(|t| t > 0.0),
             seed: fields.int("seed")?.unwrap_or(0).unsigned_abs(),
             rank: call.header("x-data-parallel-rank").and_then(|text| text.trim().parse().ok()),
+            skips_caches,
+            reports_hits: reports.and_then(Value::as_str) == Some("full"),
         };
-        check_model(life, &params.model)?;
+        check_model(life, &model)?;
         params.check_sampling(n, temperature, top_p)?;
         Ok(params)
     }
@@ -168,12 +191,11 @@ impl Params {
     /// Puts one prompt's choices into a rank.
     pub(super) fn submit(
         &self,
-        life: &Life,
         rank: &Arc<Rank>,
         prompt: &Prompt,
         external_id: &str,
     ) -> Vec<Outputs> {
-        let identity = Identity { salt: self.salt.clone(), lora: lora_of(life, &self.model) };
+        let identity = Identity { salt: self.salt.clone(), lora: self.lora.clone() };
         let submit = |choice: usize| {
             let sample = if self.samples { self.seed << 8 | choice as u64 } else { 0 };
             rank.submit(Ask {
@@ -186,9 +208,19 @@ impl Params {
                 stop: self.stop.clone(),
                 stop_token_ids: self.stop_token_ids.clone(),
                 sample,
+                skips_caches: self.skips_caches,
+                reports_hits: self.reports_hits,
             })
         };
         (0..self.n).map(submit).collect()
+    }
+
+    /// Runs a request of the base model with an adapter.
+    pub(super) fn adapt(&mut self, lora: Lora) {
+        if self.lora.is_none() {
+            self.model.clone_from(&lora.name);
+            self.lora = Some(lora);
+        }
     }
 
     /// Choices with empty texts.
@@ -209,14 +241,70 @@ pub(super) struct Prompt {
 
 /// 404 for a model that is not served.
 pub(super) fn check_model(life: &Life, model: &str) -> Result<(), ApiError> {
-    if model == life.config.model || lora_of(life, model).is_some() {
+    let names: Vec<&str> = life.config.names().collect();
+    if names.contains(&model) || lora_of(life, model).is_some() {
         return Ok(());
     }
-    let alias = &life.config.model;
-    let message = format!("The model `{model}` does not exist. Valid aliases: {alias}.");
+    let names = names.join(", ");
+    let message = format!("The model `{model}` does not exist. Valid aliases: {names}.");
     let mut error = ApiError::new(http::StatusCode::NOT_FOUND, "NotFoundError", message);
     error.param = Some("model".to_owned());
     Err(error)
+}
+
+/// A value that is not null has the prompt computed whole, so no cache is read: `false` is 0 to
+/// pydantic, and 0 is a value (vLLM 0.32.0 `sampling_params.py`). An `echo` asks for as many as
+/// the output's, which a completion leaves unset and a chat sets to 0 (`protocol.py` of either),
+/// null or not (observed).
+fn prompt_logprobs(
+    fields: &Fields<'_>,
+    route: Route,
+    stream: bool,
+) -> Result<Option<i64>, ApiError> {
+    let of_output = if route == Route::Chat { "top_logprobs" } else { "logprobs" };
+    for name in ["prompt_logprobs", of_output] {
+        if let Some(value) =
+            fields.raw(name).filter(|value| !value.is_number() && !value.is_boolean())
+        {
+            let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            let message = format!("`{name}` must be an integer.");
+            return Err(ApiError::parameter(&message, name, Some(shown)));
+        }
+    }
+    match fields.int("prompt_logprobs")? {
+        Some(count) if stream && (count > 0 || count == -1) => {
+            let message = "`prompt_logprobs` are not available when `stream=True`.";
+            Err(ApiError::parameter(message, "prompt_logprobs", None))
+        }
+        Some(count) if count < -1 => {
+            let message = "`prompt_logprobs` must be a positive value or -1.";
+            Err(ApiError::parameter(message, "prompt_logprobs", Some(count.to_string())))
+        }
+        Some(count) if count == -1 || count > LOGPROBS_MAX => {
+            let count = if count == -1 { i64::from(tokenizer::VOCABULARY) } else { count };
+            let message = format!(
+                "Requested prompt logprobs of {count}, which is greater than max allowed: \
+                 {LOGPROBS_MAX}"
+            );
+            Err(ApiError::parameter(&message, "prompt_logprobs", Some(count.to_string())))
+        }
+        Some(count) => Ok(Some(count)),
+        None if !fields.flag("echo")? => Ok(None),
+        None if route == Route::Completions => fields.int("logprobs"),
+        None => Ok(Some(fields.int("top_logprobs")?.unwrap_or(0))),
+    }
+}
+
+/// The adapter that a chat's content asks for by its parts' types: `image_url` by `image`. None
+/// where not exactly one is meant (vLLM 0.32.0 `_get_active_default_mm_loras`).
+pub(super) fn lora_of_content(life: &Life, body: &Map<String, Value>) -> Option<Lora> {
+    let messages = body.get("messages").and_then(Value::as_array)?;
+    let parts = messages.iter().filter_map(|message| message.get("content")?.as_array()).flatten();
+    let types = parts.filter_map(|part| part.get("type")?.as_str()?.split('_').next());
+    let types: BTreeSet<&str> = types.collect();
+    let mut loras = types.into_iter().filter_map(|name| lora_of(life, name));
+    let lora = loras.next()?;
+    loras.next().is_none().then_some(lora)
 }
 
 fn lora_of(life: &Life, model: &str) -> Option<Lora> {

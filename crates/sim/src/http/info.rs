@@ -16,6 +16,11 @@ const OPENAPI: &str =
 const OPENAPI_KEEP_TIER: &str =
     include_str!("../../../../fixtures/vllm-0.32/http/openapi-control-routes-with-opt-out.json");
 
+/// The properties of the two generating requests with their types; nested schemas and texts are
+/// left out.
+const OPENAPI_REQUESTS: &str =
+    include_str!("../../../../fixtures/vllm-0.32/http/openapi-request-schemas.json");
+
 pub(super) fn call(life: &Life, call: &Call) -> Result<Answer, ApiError> {
     match call.path.as_str() {
         "/v1/models" => Ok(ok(&models(life))),
@@ -47,12 +52,14 @@ pub(super) fn call(life: &Life, call: &Call) -> Result<Answer, ApiError> {
 fn models(life: &Life) -> Value {
     let config = &life.config;
     let card = |name: &str, parent: Option<&str>| {
+        // Every name of the model is a card of the one checkpoint.
+        let checkpoint = if parent.is_some() { name } else { &config.model };
         json!({
             "id": name,
             "object": "model",
             "created": life.started_seconds(),
             "owned_by": "vllm",
-            "root": format!("/models/{name}"),
+            "root": format!("/models/{checkpoint}"),
             "parent": parent,
             "max_model_len": parent.is_none().then_some(config.max_model_len),
             "permission": [{
@@ -71,7 +78,7 @@ fn models(life: &Life) -> Value {
             }],
         })
     };
-    let base = std::iter::once(card(&config.model, None));
+    let base = config.names().map(|name| card(name, None));
     let adapters = config.loras.iter().map(|name| card(name, Some(&config.model)));
     json!({"object": "list", "data": base.chain(adapters).collect::<Vec<_>>()})
 }
@@ -135,6 +142,10 @@ fn detokenize(life: &Life, call: &Call) -> Result<Answer, ApiError> {
 fn openapi(life: &Life) -> Value {
     let text = if life.traits.keep_tier { OPENAPI_KEEP_TIER } else { OPENAPI };
     let mut document: Value = serde_json::from_str(text).expect("the recording is JSON");
+    if life.traits.has_kv_event_sources {
+        let requests: Value = serde_json::from_str(OPENAPI_REQUESTS).expect("so is this one");
+        document["components"] = requests["components"].clone();
+    }
     if let Some(paths) = document.get_mut("paths").and_then(Value::as_object_mut) {
         paths.retain(|path, _| super::method_of(life, path).is_some());
         if !life.traits.control_bodies {

@@ -71,6 +71,8 @@ async fn pauses_of_0_19_leave_the_connector_and_wake_in_parts() {
     assert_eq!(get(&sim, "/is_paused").await.json(), json!({"is_paused": false}));
     let zero = complete(&sim, 300, 20, 1).await;
     assert_eq!(zero["usage"]["prompt_tokens_details"], json!(null), "zero is left out");
+    let reset = control(&sim, "/reset_prefix_cache").await;
+    assert_eq!((reset.status, reset.body.as_str()), (200, ""), "it does not say what came of it");
 }
 
 #[tokio::test]
