@@ -4,7 +4,7 @@
 set -eu
 seconds=${1:?usage: fuzz/smoke.sh SECONDS}
 cd "$(dirname "$0")"
-cargo fuzz --version > /dev/null 2>&1 || cargo install cargo-fuzz --locked
+cargo fuzz --version > /dev/null 2>&1 || cargo install cargo-fuzz --locked --debug
 ./seed.sh
 cargo fuzz build --sanitizer none
 # As many at once as there are cores; xargs fails if any of them does.

@@ -187,6 +187,15 @@ impl Fak {
         rows.as_array().cloned().context("the ledger is no list")
     }
 
+    /// Sends a body as it is and waits for the answer's end.
+    ///
+    /// # Errors
+    ///
+    /// The connection breaks, or nothing comes for too long.
+    pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Answer> {
+        self.client.call(&post(path, body), DEADLINE).await
+    }
+
     /// Its metrics.
     ///
     /// # Errors

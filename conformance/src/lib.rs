@@ -16,5 +16,6 @@ pub mod recording;
 pub mod run;
 pub mod scenario;
 pub mod session;
+pub mod sweep;
 pub mod target;
 pub mod transcript;
