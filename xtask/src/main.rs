@@ -4,6 +4,7 @@
 #![expect(clippy::print_stdout, reason = "a command-line tool that reports on stdout")]
 
 mod ci;
+mod mutants;
 mod tidy;
 mod tree;
 
@@ -30,6 +31,12 @@ enum Command {
     },
     /// Check the rules on sources and manifests that no compiler holds.
     Tidy,
+    /// Break the source in fixed places, one by one, in a copy: the tests have to notice each.
+    Mutants {
+        /// Only those whose name holds this.
+        #[arg(default_value = "")]
+        only: String,
+    },
     /// Print the import table as ARCHITECTURE.md has to show it.
     Imports,
 }
@@ -39,6 +46,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Ci { fuzz_seconds } => ci::run(root, fuzz_seconds),
         Command::Tidy => tidy::run(root),
+        Command::Mutants { only } => mutants::run(root, &only),
         Command::Imports => {
             print!("{}", tidy::imports::rendered());
             Ok(())

@@ -17,6 +17,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
+use crate::mutants;
 use crate::tree::Tree;
 
 /// One broken rule at one place.
@@ -34,7 +35,12 @@ pub(crate) struct Violation {
 
 impl Violation {
     /// A breach of a rule that measures nothing.
-    fn plain(rule: &'static str, place: &str, line: usize, message: impl Into<String>) -> Self {
+    pub(crate) fn plain(
+        rule: &'static str,
+        place: &str,
+        line: usize,
+        message: impl Into<String>,
+    ) -> Self {
         Self { place: place.to_owned(), line, rule, value: 1, message: message.into() }
     }
 }
@@ -60,6 +66,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     found.extend(imports::check(&tree, imports::CRATES, imports::PARTS));
     found.extend(page::check(&tree, &read(page::PAGE)?));
     found.extend(page::check_tests(&tree, page::CASES, &read(page::CASES)?));
+    found.extend(mutants::check(root, &tree)?);
     let mut left = allow::apply(found, &read(allow::PATH)?);
     left.sort();
     for violation in &left {
