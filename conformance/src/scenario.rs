@@ -54,6 +54,8 @@ pub enum Profile {
     ChunkedDescribed,
     /// No connector; the model has a second name, `small`, and the adapters `sql` and `text`.
     Named,
+    /// No connector; an EAGLE head drafts what the model decodes.
+    Speculating,
 }
 
 /// One step. In a file: `[[step]]` with one of these keys.

@@ -67,6 +67,11 @@ async fn with_several_names_and_adapters_the_simulator_does_what_vllm_did() {
     check(Profile::Named).await;
 }
 
+#[tokio::test]
+async fn with_an_eagle_head_the_simulator_does_what_vllm_did() {
+    check(Profile::Speculating).await;
+}
+
 #[test]
 fn no_recording_is_left_over() {
     let names: BTreeSet<_> = scenarios().into_iter().map(|scenario| scenario.name).collect();

@@ -86,7 +86,7 @@ fn config(profile: Profile) -> SimConfig {
             _ => fak_sim::Profile::V0_32,
         },
         connector: match profile {
-            Profile::Plain | Profile::Named => Connector::None,
+            Profile::Plain | Profile::Named | Profile::Speculating => Connector::None,
             Profile::Offload | Profile::KeepTier | Profile::Chunked | Profile::ChunkedDescribed => {
                 Connector::Offloading
             }
@@ -97,6 +97,7 @@ fn config(profile: Profile) -> SimConfig {
             _ => 1,
         },
         self_describing_events: profile == Profile::ChunkedDescribed,
+        is_speculative: profile == Profile::Speculating,
         also_named: named(&[SECOND_NAME]),
         loras: named(&ADAPTERS),
         ..SimConfig::default()

@@ -80,6 +80,9 @@ impl Target for Vllm {
                 command.args(["--offload", "--blocks-per-chunk", &BLOCKS_PER_CHUNK.to_string()]);
                 command.args((profile == Profile::ChunkedDescribed).then_some("--self-describing"));
             }
+            Profile::Speculating => {
+                command.arg("--eagle");
+            }
             Profile::Named => {
                 command.args(["--also-named", SECOND_NAME]);
                 command.args(ADAPTERS.iter().flat_map(|name| ["--adapter", name]));

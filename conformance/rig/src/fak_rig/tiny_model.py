@@ -1,5 +1,5 @@
-"""Makes a random-weight Llama checkpoint with its own byte-level BPE tokenizer, and an adapter
-for it in PEFT's format, offline.
+"""Makes a random-weight Llama checkpoint with its own byte-level BPE tokenizer, an adapter for it
+in PEFT's format and an EAGLE head that drafts for it, offline.
 
 1.4 M parameters, 4,096 tokens, a chat template. The tokenizer is trained on the standard
 library's sources, so that nothing is fetched; its merges may differ between Python versions,
@@ -91,13 +91,31 @@ def make_adapter(config: LlamaConfig, base: str, folder: str) -> None:
         json.dump(settings, out)
 
 
-def main(folder: str, adapter: str) -> None:
+def make_draft(base: LlamaConfig, folder: str) -> None:
+    """One layer behind a projection of the embedding and the model's hidden state."""
+    torch.manual_seed(2)
+    config = LlamaConfig(**{**base.to_dict(), "num_hidden_layers": 1})
+    head = LlamaForCausalLM(config).to(torch.float16)
+    tensors = {
+        name.removeprefix("model."): tensor.contiguous()
+        for name, tensor in head.state_dict().items()
+        if not name.startswith(("lm_head", "model.norm")) and "input_layernorm" not in name
+    }
+    size = config.hidden_size
+    tensors["fc.weight"] = (torch.randn(size, 2 * size) * 0.02).to(torch.float16)
+    os.makedirs(folder, exist_ok=True)
+    head.config.save_pretrained(folder)
+    save_file(tensors, os.path.join(folder, "model.safetensors"))
+
+
+def main(folder: str, adapter: str, draft: str) -> None:
     os.makedirs(folder, exist_ok=True)
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder)
     model = make_model(tokenizer)
     model.save_pretrained(folder)
     make_adapter(model.config, folder, adapter)
+    make_draft(model.config, draft)
 
 
 if __name__ == "__main__":
