@@ -8,6 +8,7 @@ mod config;
 mod doubt;
 mod run;
 mod serve;
+mod signals;
 mod sim;
 mod witness;
 

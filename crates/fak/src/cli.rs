@@ -200,7 +200,14 @@ File (--config), with the defaults:
   hold_max = 1000               # how many may wait
   first_byte_ms = 2000          # silence before a worker is looked at
   body_bytes_max = 33554432
-  drain_ms = 30000              # for streams, after SIGTERM
+  drain_announce_ms = 5000      # at SIGTERM: /ready is 503, and requests are served for so long
+  drain_ms = 30000              # then: for streams to end
+  answer_first_byte_ms = 120000 # no progress before a stream's first byte; 0: no limit
+  answer_idle_ms = 60000        # the same between two chunks; 0: no limit
+  answer_whole_ms = 600000      # the same before an answer that is not streamed; 0: no limit
+  probe_within_ms = 5000        # for a look at a worker; 0: no limit
+  tokenize_within_ms = 15000    # for a prompt's tokens; 0: no limit
+  keep_alive_ms = 0             # comments to a stream's client while its worker is silent; 0: none
   allow_reload_weights = false  # a wake on other weights has the engine load its checkpoint
   isolation = false             # each tenant's cache apart; clients' salts do not count
   [weights]

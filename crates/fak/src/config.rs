@@ -4,6 +4,7 @@
 //! value (unless it is a secret) and what would be right.
 
 pub mod keys;
+pub mod limits;
 pub mod print;
 pub mod serve;
 

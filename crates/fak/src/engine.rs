@@ -17,8 +17,8 @@ mod unmatchable;
 
 pub use capabilities::{Capabilities, Learnt};
 pub use client::{
-    BODY_BYTES_MAX, BadKey, Body, BoxError, Client, Error, Outgoing, Response, Streaming, Timeouts,
-    Wait,
+    BODY_BYTES_MAX, BadKey, Body, BoxError, Client, Error, NEVER, Outgoing, Response, Streaming,
+    Timeouts, Wait,
 };
 pub use completions::{Admitted, Event, StartError, Turn, TurnEnd, TurnStream, Unary};
 pub use control::{Answer, Called, NotSent, Observation, Seen, Success};

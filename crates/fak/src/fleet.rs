@@ -13,6 +13,7 @@ use fak_kernel::witness::{self, Standing};
 use fak_kernel::{Phase, TierSet};
 use fak_wire::metrics::Snapshot as Metrics;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 pub use door::{Door, Inside};
 
@@ -41,6 +42,8 @@ pub struct State {
     /// False where requests run and no token came for too long: the engine is suspect, and gets no
     /// more.
     pub is_progressing: bool,
+    /// Whether it moves, for the clocks of its requests.
+    pub pace: Pace,
     /// This life of its process, as far as it can be named.
     pub incarnation: Option<Arc<str>>,
     /// The engine's version, where it told.
@@ -80,6 +83,15 @@ pub struct Weights {
     pub epoch: Option<u64>,
 }
 
+/// Whether a worker moves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pace {
+    /// fak put it to rest, and has not let it go on: what was kept in it stands still.
+    pub is_kept_at_rest: bool,
+    /// When its counters last moved, or fak let it go on.
+    pub moved_at: Option<Instant>,
+}
+
 /// A rank's place in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rank {
@@ -113,6 +125,7 @@ impl State {
             capabilities: witness::Capabilities::default(),
             is_reachable: false,
             is_progressing: true,
+            pace: Pace::default(),
             incarnation: None,
             version: None,
             models: Models::default(),

@@ -10,6 +10,7 @@ mod claim;
 mod deferred;
 mod dispatch;
 mod error;
+mod following;
 mod frames;
 mod headers;
 mod intake;
@@ -24,6 +25,7 @@ mod reading;
 mod relay;
 mod salts;
 mod serve;
+mod silence;
 mod ticket;
 mod weights;
 
@@ -45,7 +47,7 @@ pub use error::{Problem, Side};
 pub use keys::Key;
 pub use relay::Cutoff;
 pub use salts::WeightsSalt;
-pub use serve::{ServeConfig, listen, serve};
+pub use serve::{Ends, ServeConfig, listen, serve};
 
 use crate::engine::{Data, Stamp};
 use crate::fleet::Fleet;
@@ -84,6 +86,9 @@ pub struct Config {
     pub watch_every: Duration,
     /// How long a stream's head waits for its first bytes, since until then the request can move.
     pub head_within: Duration,
+    /// How often the client of a stream is given a comment while its worker says nothing; none:
+    /// never. The head goes before the first one, and with it the chance to move.
+    pub keep_alive: Option<Duration>,
     /// What becomes of requests that nobody can serve now.
     pub hold: Hold,
     /// When a client is told to ask again.
@@ -94,6 +99,8 @@ pub struct Config {
     pub tokens_max: u64,
     /// How long a request's prompt counts as soon to be cached.
     pub predicted_for: Duration,
+    /// The same of routes whose prompts are not matched with what events tell.
+    pub affine_for: Duration,
     /// How long a claim that was too high waits for the event that explains it.
     pub audit_after: Duration,
     /// Tells the date that chat templates write.
@@ -124,11 +131,13 @@ impl Default for Config {
             attempts_max: 3,
             watch_every: Duration::from_secs(1),
             head_within: Duration::from_secs(15),
+            keep_alive: None,
             hold: Hold { requests_max: 0, within: Duration::from_secs(60), release: 16 },
             retry_after: Duration::from_secs(5),
             policy: Policy::default(),
             tokens_max: 16 << 20,
             predicted_for: Duration::from_secs(2),
+            affine_for: Duration::from_secs(600),
             audit_after: Duration::from_secs(1),
             clock: jiff::Timestamp::now,
         }
@@ -190,6 +199,8 @@ struct Shared {
     metrics: Arc<Metrics>,
     prompts: Arc<Prompts>,
     predicted: Arc<Predicted>,
+    /// The same of routes whose prompts are not matched.
+    affine: Arc<Predicted>,
     audits: Audits,
     deferred: Arc<Deferred>,
     cutoff: Cutoff,
@@ -239,6 +250,7 @@ impl Gateway {
             metrics,
             prompts,
             predicted: Arc::new(Predicted::new(config.predicted_for)),
+            affine: Arc::new(Predicted::new(config.affine_for)),
             audits,
             deferred,
             cutoff: Cutoff::default(),

@@ -9,9 +9,11 @@ mod end;
 mod error;
 mod request;
 mod tokenize;
+mod typed;
 
-pub use answer::{Answer, AnswerError, CachedTokens, Choice, StreamItem, Usage};
+pub use answer::{Answer, AnswerError, CachedTokens, Choice, StreamItem, Usage, beside_usage};
 pub use end::{StreamEnd, StreamWatch};
 pub use error::{ErrorBody, ErrorCode};
 pub use request::{Api, FIELDS_MAX, Prompt, Request, RequestError};
 pub use tokenize::Tokenized;
+pub use typed::TypedEvent;

@@ -22,8 +22,11 @@ pub(super) async fn alive() -> Json<serde_json::Value> {
 pub(super) async fn ready(State(state): State<AdminState>) -> Response {
     let fleet = state.fleet.snapshot();
     let serving = serving(&fleet);
-    let reasons = reasons(&fleet, &serving);
-    let is_ready = reasons.is_empty() && !state.stop.is_requested();
+    let mut reasons = reasons(&fleet, &serving);
+    if state.stop.is_requested() {
+        reasons.push("fak is stopping: send new requests elsewhere".to_owned());
+    }
+    let is_ready = reasons.is_empty();
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let trouble = state.store.trouble();
     let ledger = json!({ "writable": trouble.is_none(), "reason": trouble });

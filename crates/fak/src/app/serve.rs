@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,16 +22,17 @@ use tower::ServiceExt as _;
 
 use super::Error;
 use super::doubt::Findings;
+use super::signals::Signals;
 use crate::admin::{self, Access, AdminState};
 use crate::cli::{Exit, ServeArgs};
 use crate::config;
 use crate::config::serve::{Flags, Raw, Serve, embedded_id};
-use crate::engine::{Client, Endpoints, Engine, Isolation, Stamp, Timeouts};
+use crate::engine::{Client, Endpoints, Engine, Isolation, Stamp};
 use crate::events::discover;
 use crate::events::recorder::Recorder;
 use crate::events::stream::Sink;
 use crate::fleet::{Door, Fleet, Worker};
-use crate::gateway::{self, Gateway, Hold, Key, ServeConfig, WeightsSalt};
+use crate::gateway::{self, Ends, Gateway, Hold, Key, ServeConfig, WeightsSalt};
 use crate::lifecycle::{self, Lifecycle};
 use crate::runtime::{OnExit, Shutdown, TaskGroup};
 use crate::sessions::{self, Sessions};
@@ -74,6 +76,7 @@ pub(super) async fn serve(args: ServeArgs) -> Result<Exit, Error> {
         tracing::warn!(listen = %settings.listen, "anybody who reaches it may send requests: \
             no [[key]] is configured");
     }
+    let signals = Signals::catch().map_err(Error::failed)?;
     let sims = start_sims(args.sim).await?;
     let fleet = Fleet::new(workers(&settings, &sims)?);
     let listener = gateway::listen(settings.listen).map_err(|source| {
@@ -83,7 +86,7 @@ pub(super) async fn serve(args: ServeArgs) -> Result<Exit, Error> {
     let at = listener.local_addr().map_err(Error::failed)?;
     let app = App::build(&settings, fleet, at).await?;
     writeln!(std::io::stderr(), "fak serve: http://{at}").map_err(Error::failed)?;
-    let exit = app.run(listener, &settings).await;
+    let exit = app.run(listener, &settings, signals).await;
     for sim in sims {
         sim.stop().await;
     }
@@ -194,7 +197,12 @@ impl App {
 
     /// Serves until a signal or the end of a critical task, then lets go in order; at a second
     /// signal, without waiting for requests. Only the first signal is an end that was asked for.
-    async fn run(self, listener: tokio::net::TcpListener, settings: &Serve) -> Exit {
+    async fn run(
+        self,
+        listener: tokio::net::TcpListener,
+        settings: &Serve,
+        mut signals: Signals,
+    ) -> Exit {
         let Self { gateway, control, store, serving, tasks } = self;
         let cutoff = gateway.cutoff();
         let service = move |request: Request<Incoming>| {
@@ -210,42 +218,41 @@ impl App {
             }
         };
         let config = ServeConfig { drain: settings.drain, ..ServeConfig::default() };
-        let stop = serving.shutdown();
-        let served = gateway::serve(listener, service, config, (stop, cutoff));
+        let listening = TaskGroup::new();
+        let (announced, stop) = (serving.shutdown(), listening.shutdown());
+        let ends = Ends { announced, stop, cutoff };
+        let mut served = pin!(gateway::serve(listener, service, config, ends));
         let critical = tasks.shutdown();
-        let stopping = serving.shutdown();
-        let hurried = async {
-            stopping.requested().await;
-            signal().await;
+        let asked = tokio::select! {
+            () = signals.next() => true,
+            () = critical.requested() => false,
+            _ = served.as_mut() => unreachable!("a listener ends once it is told to"),
         };
-        let signalled = async {
-            let exit = tokio::select! {
-                () = signal() => {
-                    // Whoever pressed Ctrl-C is told why nothing seems to happen.
-                    let within = settings.drain;
-                    let _ = writeln!(
-                        std::io::stderr(),
-                        "fak serve: stopping; requests under way have {within:?} to end \
-                         (drain_ms), or until a second signal"
-                    );
-                    Exit::Done
-                }
-                () = critical.requested() => {
-                    tracing::error!("stopping: a part has ended");
-                    Exit::Failed
-                }
-            };
-            serving.stop(Duration::ZERO).await;
-            exit
+        let exit = if asked { Exit::Done } else { Exit::Failed };
+        // Without its parts it does not serve on.
+        let announce = if asked { settings.limits.drain_announce } else { Duration::ZERO };
+        if asked {
+            talk_of_stopping(announce, settings.drain);
+        } else {
+            tracing::error!("stopping: a part has ended");
+        }
+        // Whoever asks whether it is ready is told no from here on.
+        serving.stop(Duration::ZERO).await;
+        let ended = async {
+            tokio::select! {
+                () = tokio::time::sleep(announce) => {}
+                () = critical.requested() => {}
+                _ = served.as_mut() => unreachable!("a listener ends once it is told to"),
+            }
+            listening.stop(Duration::ZERO).await;
+            let aborted = served.await;
+            if aborted > 0 {
+                tracing::warn!(aborted, "connections did not end in time");
+            }
         };
         let exit = tokio::select! {
-            (aborted, exit) = async { tokio::join!(served, signalled) } => {
-                if aborted > 0 {
-                    tracing::warn!(aborted, "connections did not end in time");
-                }
-                exit
-            }
-            () = hurried => Exit::Failed,
+            () = ended => exit,
+            () = signals.next() => Exit::Failed,
         };
         tasks.stop(OWNERS_WITHIN).await;
         store.close().await;
@@ -253,21 +260,14 @@ impl App {
     }
 }
 
-/// SIGTERM or Ctrl-C.
-async fn signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    match signal(SignalKind::terminate()) {
-        Ok(mut terminate) => {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = tokio::signal::ctrl_c() => {}
-            }
-        }
-        Err(error) => {
-            tracing::warn!(%error, "SIGTERM cannot be caught");
-            let _ = tokio::signal::ctrl_c().await;
-        }
-    }
+/// Whoever pressed Ctrl-C is told why nothing seems to happen.
+fn talk_of_stopping(announce: Duration, drain: Duration) {
+    let _ = writeln!(
+        std::io::stderr(),
+        "fak serve: stopping; /ready answers 503, and new requests are taken for {announce:?} more \
+         (drain_announce_ms); then requests under way have {drain:?} to end (drain_ms), or until a \
+         second signal"
+    );
 }
 
 async fn start_sims(count: usize) -> Result<Vec<Sim>, Error> {
@@ -288,7 +288,7 @@ async fn start_sims(count: usize) -> Result<Vec<Sim>, Error> {
 }
 
 fn workers(settings: &Serve, sims: &[Sim]) -> Result<Vec<Worker>, Error> {
-    let client = Client::new(settings.engine_key.as_ref(), Timeouts::default());
+    let client = Client::new(settings.engine_key.as_ref(), settings.limits.timeouts());
     let client = client.map_err(Error::usage)?;
     let worker = |id: &str, endpoints: Endpoints| {
         let allows = settings.allow_reload_weights;
@@ -357,6 +357,7 @@ fn gateway_config(settings: &Serve) -> gateway::Config {
         defer_aborts: deferring.map(|worker| worker.id.clone()).collect(),
         body_bytes_max,
         watch_every,
+        keep_alive: settings.limits.keep_alive,
         hold,
         ..defaults
     }

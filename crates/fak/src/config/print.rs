@@ -116,7 +116,11 @@ impl Serve {
             ("isolation", self.isolation.into()),
         ];
         let salt = if self.salts_carry_version { "version" } else { "off" };
-        let plain = plain.into_iter().map(|(key, value)| Setting { table: None, key, value });
+        let plain = plain.into_iter().chain(self.limits.settings()).map(|(key, value)| Setting {
+            table: None,
+            key,
+            value,
+        });
         let table = Some("weights");
         plain.chain([Setting { table, key: "salt", value: salt.into() }])
     }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::keys::{self, KeySpec, RawKey};
+use super::limits::{self, Limits, ms, number};
 use super::print::Origin;
 use super::{Lookup, Worker, names, secret, text};
 use crate::engine::{BadUrl, Endpoints, Secret};
@@ -238,6 +239,23 @@ pub struct Raw {
     pub body_bytes_max: Option<u64>,
     /// How long streams may go on after a stop was asked for, 0 to 3,600,000 ms.
     pub drain_ms: Option<u64>,
+    /// How long fak serves on after a stop was asked for, while `/ready` says 503 and each answer
+    /// closes its connection, 0 to 3,600,000 ms.
+    pub drain_announce_ms: Option<u64>,
+    /// How long a worker may make no progress before the first byte of a stream, 0 to 86,400,000
+    /// ms; here and below, 0: as long as it takes.
+    pub answer_first_byte_ms: Option<u64>,
+    /// The same between two chunks of an answer.
+    pub answer_idle_ms: Option<u64>,
+    /// The same before an answer that is not streamed.
+    pub answer_whole_ms: Option<u64>,
+    /// How long a look at a worker may take.
+    pub probe_within_ms: Option<u64>,
+    /// How long a worker may take for a prompt's tokens.
+    pub tokenize_within_ms: Option<u64>,
+    /// How often a stream's client is given a comment while its worker says nothing, 0 to
+    /// 3,600,000 ms; 0: never.
+    pub keep_alive_ms: Option<u64>,
     /// Whether a wake on other weights has the engine load them from its checkpoint, by
     /// `/collective_rpc` with the method `reload_weights`.
     pub allow_reload_weights: Option<bool>,
@@ -300,6 +318,8 @@ pub struct Serve {
     pub body_bytes_max: usize,
     /// How long streams may go on after a stop was asked for.
     pub drain: Duration,
+    /// Other limits of time.
+    pub limits: Limits,
     /// Whether a wake on other weights has the engine load them.
     pub allow_reload_weights: bool,
     /// Whether every request's salt carries the weight version, and not only that of a worker that
@@ -339,6 +359,7 @@ impl Raw {
         embedded: usize,
     ) -> Result<Serve, Error> {
         let mut origins = self.origins();
+        let limits = Limits::of(&self)?;
         let listen = self.listen(flags.listen, lookup, &mut origins)?;
         let admin_key = secret(lookup, names::ADMIN_KEY)?;
         if admin_key.is_none() && !listen.ip().is_loopback() {
@@ -380,6 +401,7 @@ impl Raw {
             first_byte: ms("first_byte_ms", self.first_byte_ms, 2_000, 50..=600_000)?,
             body_bytes_max: usize::try_from(body).unwrap_or(usize::MAX),
             drain: ms("drain_ms", self.drain_ms, 30_000, 0..=3_600_000)?,
+            limits,
             allow_reload_weights: self.allow_reload_weights.unwrap_or(false),
             salts_carry_version: self.weights.carries_version()?,
             origins,
@@ -404,6 +426,7 @@ impl Raw {
             ("key", !self.key.is_empty()),
         ]
         .into_iter()
+        .chain(limits::named(self))
         .filter(|(_, is_named)| *is_named)
         .map(|(key, _)| (key.to_owned(), Origin::File))
         .collect()
@@ -569,25 +592,6 @@ fn first(
         (None, None, Some(value)) => (Some(value), Origin::File),
         (None, None, None) => (None, Origin::Default),
     }
-}
-
-fn ms(
-    field: &'static str,
-    value: Option<u64>,
-    default: u64,
-    range: RangeInclusive<u64>,
-) -> Result<Duration, Error> {
-    number(field, value, default, range).map(Duration::from_millis)
-}
-
-fn number(
-    field: &'static str,
-    value: Option<u64>,
-    default: u64,
-    range: RangeInclusive<u64>,
-) -> Result<u64, Error> {
-    let value = value.unwrap_or(default);
-    if range.contains(&value) { Ok(value) } else { Err(Error::Range { field, value, range }) }
 }
 
 #[cfg(test)]

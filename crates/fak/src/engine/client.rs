@@ -22,7 +22,10 @@ use super::secret::Secret;
 /// `/metrics` less; a completion with logprobs can have tens of megabytes.
 pub const BODY_BYTES_MAX: usize = 64 << 20;
 
-/// How long each wait on an engine may take.
+/// As good as no limit, in a clock that can still add it: 30 years.
+pub const NEVER: Duration = Duration::from_secs(86_400 * 365 * 30);
+
+/// How long each wait on an engine may take; [`NEVER`]: as long as it does.
 #[derive(Clone, Debug)]
 pub struct Timeouts {
     /// TCP and TLS.
@@ -39,6 +42,8 @@ pub struct Timeouts {
     pub control: Duration,
     /// As `unary`, for a look at the engine's state or description.
     pub probe: Duration,
+    /// As `unary`, for a prompt's tokens: a long prompt on a busy engine takes longer than a look.
+    pub tokenize: Duration,
 }
 
 impl Default for Timeouts {
@@ -50,6 +55,7 @@ impl Default for Timeouts {
             unary: Duration::from_secs(600),
             control: Duration::from_secs(120),
             probe: Duration::from_secs(5),
+            tokenize: Duration::from_secs(15),
         }
     }
 }

@@ -101,7 +101,7 @@ impl Engine {
 
     async fn tokenize(&self, body: Vec<u8>) -> Result<Vec<u32>, TokensError> {
         let request = Outgoing::to(self.endpoints.data(Data::Tokenize)).json(body.into());
-        let response = self.client.send(request, self.client.timeouts().probe).await?;
+        let response = self.client.send(request, self.client.timeouts().tokenize).await?;
         let status = response.status.as_u16();
         match Tokenized::parse(&response.body) {
             Ok(tokenized) if status == 200 => Ok(tokenized.tokens),

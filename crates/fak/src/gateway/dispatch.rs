@@ -18,17 +18,19 @@ use super::audit::Audit;
 use super::body::{Body, Whole};
 use super::claim::{CachePrompt, Claim, claim};
 use super::error::Problem;
+use super::following::Following;
 use super::frames::Frames;
 use super::matching::Lora;
-use super::predicted::Chunks;
+use super::predicted::{Chunks, Predicted};
 use super::prompt::Matched;
 use super::reading::{Opening, Reading};
-use super::relay::{Bounds, Reader, Relay};
+use super::relay::{Reader, Relay};
 use super::salts::keeps_apart;
+use super::silence::{Silence, Vigil};
 use super::ticket::{Aboard, Ticket};
 use super::weights::Dispatched;
 use super::{Shared, Unanswered, headers, models};
-use crate::engine::{Data, Outgoing, Streaming};
+use crate::engine::{self, Data, NEVER, Outgoing, Streaming};
 use crate::fleet::{Inside, Snapshot, State, View};
 use crate::sessions::Turn;
 
@@ -52,6 +54,8 @@ pub(super) struct Job {
     /// fak asked for usage, the client did not.
     pub(super) cuts_usage: bool,
     pub(super) choices: usize,
+    /// The prompt by its raw bytes.
+    pub(super) chunks: Chunks,
     /// The data-parallel rank that the client names.
     pub(super) rank: Option<u32>,
     pub(super) turn: Option<Turn>,
@@ -198,11 +202,9 @@ impl Shared {
                 return None;
             }
             let matched = self.matched(job, &candidates).await;
-            let chunks = match job.request() {
-                // Not only where there is a choice now: a request that had to move is expected too.
-                Some(request) if snapshot.workers.len() > 1 => Chunks::of(request, self.seed),
-                _ => Chunks::default(),
-            };
+            // Not only where there is a choice now: a request that had to move is expected too.
+            let is_one = snapshot.workers.len() < 2;
+            let chunks = if is_one { Chunks::default() } else { job.chunks.clone() };
             match self.enter(job, &candidates, matched.as_ref(), chunks) {
                 Choice::Seat(seat) => return Some(*seat),
                 Choice::Nobody => return None,
@@ -234,7 +236,7 @@ impl Shared {
                 is_bound: bound.as_ref() == Some(&view.worker.id),
                 load: u32::try_from(view.worker.door.in_flight()).unwrap_or(u32::MAX),
                 proven: offer.claim.tokens,
-                predicted: self.predicted.tokens(&chunks, *number, length, now),
+                predicted: self.predictions(job).tokens(&chunks, *number, length, now),
             })
             .collect();
         let request = route::Request { prompt_tokens: length };
@@ -301,9 +303,10 @@ impl Shared {
             }
         }
         let prediction = (!chunks.is_empty()).then(|| {
-            self.predicted.add(&chunks, number, Instant::now());
+            let predictions = self.predictions(job);
+            predictions.add(&chunks, number, Instant::now());
             self.metrics.predicted.inc();
-            (Arc::clone(&self.predicted), chunks, number)
+            (Arc::clone(predictions), chunks, number)
         });
         let audit = job.is_read.then(|| {
             let audit = Audit {
@@ -328,20 +331,21 @@ impl Shared {
         let engine = &view.worker.engine;
         let timeouts = engine.client().timeouts();
         let within = if job.is_stream { timeouts.first_byte } else { timeouts.unary };
-        let first_by = Instant::now() + within;
+        let vigil = Vigil::new(self.fleet.clone(), Arc::clone(&view.worker.id));
+        let mut silence = Silence::new(vigil, within, timeouts.idle);
         let outgoing = Outgoing::to(engine.endpoints().data(job.route))
             .headers(job.headers.clone())
             .body(body);
         let patience = self.deferred.of(number);
         let opened = match patience.clone() {
             None => {
-                let open = engine.client().open_within(outgoing, within);
-                self.watched(job, number, tried, open).await
+                let open = engine.client().open_within(outgoing, NEVER);
+                self.watched(job, number, tried, in_time(&mut silence, within, open)).await
             }
             Some(patience) => {
                 let client = engine.client().clone();
-                let open = async move { client.open_within(outgoing, within).await };
-                self.watched(job, number, tried, patience.over(open)).await
+                let open = patience.over(async move { client.open_within(outgoing, NEVER).await });
+                self.watched(job, number, tried, in_time(&mut silence, within, open)).await
             }
         };
         let streaming = match opened {
@@ -352,8 +356,11 @@ impl Shared {
             }
             Some(Ok(streaming)) => streaming,
         };
-        let bounds = Bounds { first_by, idle: timeouts.idle };
-        let answer = self.relayed(job, streaming, bounds).map(|relay| relay.leave_with(patience));
+        if let Some(problem) = unreadable(job, &streaming) {
+            tracing::error!(worker = %view.worker.id, %problem, "an answer is refused");
+            return Attempt::Failed(problem, None);
+        }
+        let answer = self.relayed(job, streaming, silence).map(|relay| relay.leave_with(patience));
         match answer.status() {
             StatusCode::OK if answer.body().is_events() => {
                 self.first_bytes(job, number, tried, answer).await
@@ -378,7 +385,9 @@ impl Shared {
         tried: &[usize],
         mut answer: Response<Relay>,
     ) -> Attempt {
-        let by = job.since + self.config.head_within;
+        let head_within = self.config.head_within;
+        // With comments for the time without a byte the head goes before the first of them.
+        let by = job.since + self.config.keep_alive.map_or(head_within, |k| k.min(head_within));
         let opened = {
             let open = timeout_at(by, answer.body_mut().open());
             self.watched(job, number, tried, open).await
@@ -420,6 +429,12 @@ impl Shared {
         }
     }
 
+    /// Where a request of this kind is expected: until events tell, or, where none ever will, for
+    /// as long as a conversation may take to come back.
+    fn predictions(&self, job: &Job) -> &Arc<Predicted> {
+        if job.is_read { &self.predicted } else { &self.affine }
+    }
+
     fn has_another(&self, job: &Job, tried: &[usize]) -> bool {
         is_any(job, &self.fleet.snapshot(), tried)
     }
@@ -439,24 +454,30 @@ impl Shared {
     }
 
     /// An engine's answer, as it is relayed.
-    fn relayed(&self, job: &Job, streaming: Streaming, bounds: Bounds) -> Response<Relay> {
+    fn relayed(&self, job: &Job, streaming: Streaming, silence: Silence) -> Response<Relay> {
         let Streaming { status, mut headers, body } = streaming;
         headers::to_client(&mut headers);
-        let is_plain = !headers.contains_key(CONTENT_ENCODING);
+        let is_plain = headers.get(CONTENT_ENCODING).is_none_or(|value| value == "identity");
         let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let is_events = content_type.is_some_and(|value| value.starts_with("text/event-stream"));
-        let reader = if status != StatusCode::OK || !job.is_read || !is_plain {
+        let reader = if status != StatusCode::OK || !is_plain {
             Reader::Unread
         } else if is_events {
-            Reader::Events(Frames::default(), Reading::new(job.choices, job.cuts_usage))
-        } else {
+            let following = match job.is_read {
+                true => Following::Chunks(Reading::new(job.choices, job.cuts_usage)),
+                false => Following::unread(job.route),
+            };
+            Reader::Events(Frames::default(), following)
+        } else if job.is_read {
             Reader::Whole(Vec::new())
+        } else {
+            Reader::Unread
         };
         if is_events {
             headers.remove(CONTENT_LENGTH);
             headers.insert(headers::BUFFERING, HeaderValue::from_static("no"));
         }
-        let relay = Relay::new(body.into_incoming(), reader, bounds, self.cutoff.clone());
+        let relay = Relay::new(body.into_incoming(), reader, silence, self.cutoff.clone());
         let mut answer = Response::new(relay);
         *answer.status_mut() = status;
         *answer.headers_mut() = headers;
@@ -488,9 +509,32 @@ impl Shared {
         own.insert(headers::WARM_TOKENS, claim.header());
         own.insert(headers::ATTEMPTS, HeaderValue::from(attempts));
         relay.answers(parts.status);
+        relay.keep_alive(self.config.keep_alive);
         relay.board(ticket);
         Response::from_parts(parts, Body::relay(relay))
     }
+}
+
+/// `open`, unless the worker is silent for too long before it is done.
+async fn in_time<T>(
+    silence: &mut Silence,
+    within: Duration,
+    open: impl Future<Output = Result<T, engine::Error>>,
+) -> Result<T, engine::Error> {
+    tokio::select! {
+        biased;
+        opened = open => opened,
+        () = silence.too_long() => {
+            Err(engine::Error::TimedOut { wait: engine::Wait::FirstByte, after: within })
+        }
+    }
+}
+
+/// A stream of whose bytes fak would have to cut its own usage, and cannot.
+fn unreadable(job: &Job, answer: &Streaming) -> Option<Problem> {
+    let header = |name| answer.headers.get(name).and_then(|value| value.to_str().ok());
+    let encoding = header(CONTENT_ENCODING).filter(|value| *value != "identity")?;
+    (job.cuts_usage && answer.status == StatusCode::OK).then(|| Problem::Encoded(encoding.into()))
 }
 
 /// Bytes of English that make a token, where nobody counted.

@@ -112,6 +112,14 @@ pub enum Problem {
     /// The worker dropped the request before its first token.
     #[error("the worker dropped the request")]
     Dropped,
+    /// The worker compressed a stream although it was asked not to, so that the usage that fak
+    /// asked for could not be cut out of it.
+    #[error(
+        "the worker's stream has content-encoding {0:?}, where fak asked for identity: turn \
+         compression of text/event-stream off between fak and the worker, or ask for \
+         stream_options.include_usage"
+    )]
+    Encoded(String),
     /// fak is stopping.
     #[error("the gateway is stopping")]
     Stopping,
@@ -144,7 +152,7 @@ impl Problem {
             | Self::NoRoom
             | Self::Dropped
             | Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Unreachable | Self::Cut => StatusCode::BAD_GATEWAY,
+            Self::Unreachable | Self::Cut | Self::Encoded(_) => StatusCode::BAD_GATEWAY,
             Self::Silent => StatusCode::GATEWAY_TIMEOUT,
         }
     }
@@ -172,6 +180,7 @@ impl Problem {
             Self::Silent => "worker_silent",
             Self::Cut => "worker_connection_broke",
             Self::Dropped => "worker_dropped_request",
+            Self::Encoded(_) => "worker_answer_encoded",
             Self::Stopping => "stopping",
         }
     }
@@ -185,7 +194,8 @@ impl Problem {
             | Self::Unreachable
             | Self::Silent
             | Self::Cut
-            | Self::Dropped => Side::Worker,
+            | Self::Dropped
+            | Self::Encoded(_) => Side::Worker,
             Self::HoldFull { .. } | Self::NoRoom | Self::Stopping => Side::Gateway,
             _ => Side::Client,
         }

@@ -1,23 +1,27 @@
 //! Cuts a byte stream at the ends of its server-sent events, so that nothing is ever relayed up to
 //! the middle of one.
 //!
-//! Invariant: the spans that come out tile the bytes that went in; only an unfinished event is held
-//! back, and no more than [`HELD_BYTES_MAX`] of one.
+//! Invariant: the bytes that come out are those that went in, but for the data of events that are
+//! left out; only an unfinished event is held back, and no more than [`HELD_BYTES_MAX`] of one.
+
+use std::ops::Range;
 
 use bytes::Bytes;
-use memchr::memchr2_iter;
+use memchr::{memchr2, memchr2_iter};
 
 /// Largest event that is held, in bytes. One with the log probabilities of many tokens has a few
 /// hundred kilobytes. What is larger passes as it comes.
 const HELD_BYTES_MAX: usize = 8 << 20;
 
 /// What becomes of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// It is relayed.
     Keep,
-    /// It is left out.
+    /// Its data is left out, and the event with it, unless it has comments or other fields.
     Cut,
+    /// It is relayed with this data instead of its own.
+    Replace(Vec<u8>),
     /// It is relayed, and is the stream's end marker.
     End,
     /// It is relayed, and nothing after it.
@@ -31,8 +35,19 @@ pub(super) struct Frames {
     held: Vec<u8>,
     /// Where in `held` its last line begins.
     line: usize,
+    /// The last event ended with a CR, so that a LF now would belong to it.
+    after_cr: Option<Half>,
     /// Bytes pass unread from here on: an event outgrew the limit.
     is_opaque: bool,
+}
+
+/// What becomes of the LF of a CR LF whose CR ended an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Half {
+    /// It follows its CR.
+    Relayed,
+    /// It is left out with its event.
+    LeftOut,
 }
 
 /// What comes out for bytes that went in.
@@ -61,18 +76,39 @@ impl Frames {
             held.extend_from_slice(&chunk);
             Bytes::from(held)
         };
-        let mut spans = Spans { start: 0, line: self.line, kept_from: 0, kept: Vec::new() };
+        let mut spans = Spans::new(self.line);
+        // Nothing is held then: the LF is the first of what came.
+        if let Some(half) = self.after_cr
+            && !bytes.is_empty()
+        {
+            self.after_cr = None;
+            if bytes[0] == b'\n' {
+                spans.second_half(half);
+            }
+        }
         let (mut end_at, mut is_last) = (None, false);
         for at in memchr2_iter(b'\n', b'\r', &bytes[scanned..]).map(|at| at + scanned) {
+            if at < spans.start {
+                continue;
+            }
             let Some(span) = spans.line_end(&bytes, at) else { continue };
+            let mut half = Half::Relayed;
             match fate(&bytes[span.clone()]) {
                 Fate::Keep => {}
-                Fate::Cut => spans.leave_out(&bytes, span),
+                Fate::Cut => half = spans.replace(&bytes, span.clone(), None),
+                Fate::Replace(data) => half = spans.replace(&bytes, span.clone(), Some(&data)),
                 Fate::End => end_at = Some(spans.out_at(span.start)),
-                Fate::Last => {
-                    is_last = true;
-                    break;
+                Fate::Last => is_last = true,
+            }
+            if bytes[at] == b'\r' {
+                match bytes.get(at + 1) {
+                    Some(b'\n') => spans.second_half(half),
+                    Some(_) => {}
+                    None => self.after_cr = Some(half),
                 }
+            }
+            if is_last {
+                break;
             }
         }
         let out = spans.out(&bytes);
@@ -112,10 +148,13 @@ struct Spans {
 }
 
 impl Spans {
-    /// Takes note of the line end at `at`; the event's span if an empty line ends it. The LF of a
-    /// CR LF that ends an event belongs to the next span, so that an event is given out as soon as
-    /// it is whole.
-    fn line_end(&mut self, bytes: &[u8], at: usize) -> Option<std::ops::Range<usize>> {
+    fn new(line: usize) -> Self {
+        Self { start: 0, line, kept_from: 0, kept: Vec::new() }
+    }
+
+    /// Takes note of the line end at `at`; the event's span if an empty line ends it. A CR ends it
+    /// at once, so that an event is given out as soon as it is whole.
+    fn line_end(&mut self, bytes: &[u8], at: usize) -> Option<Range<usize>> {
         let is_second_half = bytes[at] == b'\n' && at > 0 && bytes[at - 1] == b'\r';
         let is_empty = at == self.line && !is_second_half;
         self.line = at + 1;
@@ -127,9 +166,28 @@ impl Spans {
         Some(span)
     }
 
-    fn leave_out(&mut self, bytes: &[u8], span: std::ops::Range<usize>) {
+    /// The LF behind the last event is the second half of its end.
+    fn second_half(&mut self, half: Half) {
+        let is_adjacent = self.kept_from == self.start;
+        self.start += 1;
+        self.line = self.start;
+        if half == Half::LeftOut && is_adjacent {
+            self.kept_from = self.start;
+        }
+    }
+
+    /// Leaves the event's data out, or puts other data in its place. What else an event has, such
+    /// as comments before it, stays.
+    fn replace(&mut self, bytes: &[u8], span: Range<usize>, data: Option<&[u8]>) -> Half {
         self.kept.extend_from_slice(&bytes[self.kept_from..span.start]);
         self.kept_from = span.end;
+        let rest = with_data(&bytes[span], data);
+        let is_empty = rest.iter().all(|byte| matches!(byte, b'\n' | b'\r'));
+        if is_empty {
+            return Half::LeftOut;
+        }
+        self.kept.extend_from_slice(&rest);
+        Half::Relayed
     }
 
     /// Where a kept byte comes out.
@@ -143,6 +201,33 @@ impl Spans {
         }
         Bytes::from([&self.kept, &bytes[self.kept_from..self.start]].concat())
     }
+}
+
+/// An event with this data, or with none, where its own first stood; its other lines as they are.
+fn with_data(event: &[u8], data: Option<&[u8]>) -> Vec<u8> {
+    let mut out = Vec::new();
+    let (mut rest, mut data) = (event, data);
+    while !rest.is_empty() {
+        let (line, ending);
+        (line, ending, rest) = first_line(rest);
+        let name = line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line);
+        if name != b"data" && !name.starts_with(b"data:") {
+            out.extend_from_slice(line);
+            out.extend_from_slice(ending);
+        } else if let Some(data) = data.take() {
+            out.extend_from_slice(b"data: ");
+            out.extend_from_slice(data);
+            out.extend_from_slice(ending);
+        }
+    }
+    out
+}
+
+/// The first line, its ending, and what is behind.
+fn first_line(bytes: &[u8]) -> (&[u8], &[u8], &[u8]) {
+    let Some(end) = memchr2(b'\n', b'\r', bytes) else { return (bytes, b"", b"") };
+    let ending = if bytes[end..].starts_with(b"\r\n") { 2 } else { 1 };
+    (&bytes[..end], &bytes[end..end + ending], &bytes[end + ending..])
 }
 
 #[cfg(test)]
@@ -177,7 +262,8 @@ mod tests {
             let pieces: Vec<_> = stream.as_bytes().chunks(size).collect();
             let (out, seen, held) = cut(&pieces, "");
             assert_eq!(out, stream, "pieces of {size}");
-            assert_eq!(seen.concat(), stream);
+            // Where an event ends with CR LF, the LF belongs to it and is not asked about.
+            assert_eq!(seen.concat(), stream.replace("\r\n\r\n", "\r\n\r"));
             assert_eq!(held, 0);
             assert!(seen.len() >= 5, "{seen:?}");
         }
@@ -189,8 +275,60 @@ mod tests {
         for size in 1..stream.len() {
             let pieces: Vec<_> = stream.chunks(size).collect();
             let (out, _, _) = cut(&pieces, "usage");
-            // The LF of the CR LF before it stays.
-            assert_eq!(out, "data: 1\n\ndata: 2\n\n\ndata: [DONE]\n\n", "pieces of {size}");
+            assert_eq!(out, "data: 1\n\ndata: 2\n\ndata: [DONE]\n\n", "pieces of {size}");
+        }
+    }
+
+    /// Every event is given out with the byte that ends it for a client, whatever its line ends
+    /// are: nothing of it waits for the next one.
+    #[test]
+    fn an_event_is_given_out_with_its_last_byte_whatever_ends_its_lines() {
+        for end in ["\n", "\r", "\r\n"] {
+            let event = format!("data: 1{end}data: 2{end}{end}");
+            let stream = event.repeat(3);
+            for size in 1..=stream.len() {
+                let mut frames = Frames::default();
+                let (mut out, mut sent) = (Vec::new(), 0);
+                for piece in stream.as_bytes().chunks(size) {
+                    let piece = Bytes::copy_from_slice(piece);
+                    sent += piece.len();
+                    out.extend_from_slice(&frames.push(piece, |_| Fate::Keep).bytes);
+                    let whole = sent / event.len() * event.len();
+                    assert!(out.len() >= whole, "{end:?} in {size}: {} of {whole}", out.len());
+                }
+                assert_eq!(out, stream.as_bytes(), "{end:?} in pieces of {size}");
+                assert!(frames.into_held().is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn comments_and_fields_stay_where_data_is_left_out_or_replaced() {
+        for end in ["\n", "\r", "\r\n"] {
+            let stream = format!(
+                "data: 1{end}{end}: ping{end}id: 7{end}data: usage{end}data{end}{end}\
+                 data: usage{end}{end}data: 2{end}{end}"
+            );
+            for size in 1..=stream.len() {
+                let pieces: Vec<_> = stream.as_bytes().chunks(size).collect();
+                let (out, _, _) = cut(&pieces, "usage");
+                let kept = format!("data: 1{end}{end}: ping{end}id: 7{end}{end}data: 2{end}{end}");
+                assert_eq!(out, kept, "{end:?} in pieces of {size}");
+                let mut frames = Frames::default();
+                let mut out = Vec::new();
+                for piece in pieces {
+                    let cut = frames.push(Bytes::copy_from_slice(piece), |event| {
+                        let is_usage = event.windows(5).any(|w| w == b"usage");
+                        if is_usage { Fate::Replace(b"x".to_vec()) } else { Fate::Keep }
+                    });
+                    out.extend_from_slice(&cut.bytes);
+                }
+                let kept = format!(
+                    "data: 1{end}{end}: ping{end}id: 7{end}data: x{end}{end}\
+                     data: x{end}{end}data: 2{end}{end}"
+                );
+                assert_eq!(String::from_utf8(out).expect("text"), kept, "{end:?} in {size}");
+            }
         }
     }
 

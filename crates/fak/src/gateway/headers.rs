@@ -13,6 +13,8 @@ use http::header::{
 pub(super) const WORKER: HeaderName = HeaderName::from_static("x-fak-worker");
 /// The session, both ways.
 pub(super) const SESSION: HeaderName = HeaderName::from_static("x-fak-session");
+/// The session of a coding agent, where nothing else names one (Claude Code).
+pub(super) const AGENT_SESSION: HeaderName = HeaderName::from_static("x-claude-code-session-id");
 /// Whether the worker's cache is warm for this prompt.
 pub(super) const KV: HeaderName = HeaderName::from_static("x-fak-kv");
 /// Tokens claimed, by tier.
@@ -51,18 +53,21 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 const OWN: [HeaderName; 7] =
     [WORKER, SESSION, KV, WARM_TOKENS, ATTEMPTS, WEIGHT_VERSION, WEIGHT_VERSION_MIXED];
 
-/// Names that are dropped from a request besides. `Accept-Encoding`: usage could not be read off an
-/// answer that is compressed, and an event stream must not be. `Expect`: fak has the body already.
+/// Names that are dropped from a request besides. `Accept-Encoding`: fak asks for
+/// [`identity`](to_engine) instead. `Expect`: fak has the body already.
 const REQUEST_ONLY: [HeaderName; 7] =
     [HOST, CONTENT_LENGTH, AUTHORIZATION, API_KEY, ACCEPT_ENCODING, EXPECT, SESSION];
 
-/// What of a request's headers goes to an engine.
+/// What of a request's headers goes to an engine. `Accept-Encoding: identity`, since usage could
+/// not be read off an answer that is compressed, an event stream must not be, and without a word
+/// any encoding is right (RFC 9110, 12.5.3).
 pub(super) fn to_engine(mut headers: HeaderMap, request_id: &HeaderValue) -> HeaderMap {
     drop_hop_by_hop(&mut headers);
     for name in &REQUEST_ONLY {
         headers.remove(name);
     }
     headers.insert(REQUEST_ID, request_id.clone());
+    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     headers
 }
 
@@ -126,7 +131,10 @@ mod tests {
         let passed = to_engine(headers, &HeaderValue::from_static("id"));
         let mut names: Vec<_> = passed.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
-        assert_eq!(names, ["traceparent", "x-data-parallel-rank", "x-request-id"]);
+        assert_eq!(
+            names,
+            ["accept-encoding", "traceparent", "x-data-parallel-rank", "x-request-id"]
+        );
     }
 
     #[test]

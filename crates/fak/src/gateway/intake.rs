@@ -20,6 +20,7 @@ use super::body::Whole;
 use super::dispatch::Job;
 use super::error::Problem;
 use super::keys::Caller;
+use super::predicted::Chunks;
 use super::salts::{may_take_salt, takes_salt};
 use super::{Shared, headers, models};
 use crate::engine::{Data, Identity, Isolation};
@@ -106,6 +107,7 @@ impl Shared {
             sessions.resolve(id).map_err(|error| Problem::Session(error.to_string()))?
         } else {
             let key = fields.map(Request::prompt_cache_key).transpose()?.flatten();
+            let key = key.or_else(|| agents_session(headers, fields));
             // OpenAI's field takes names that a session's cannot have; such a request is in none.
             let Some(Ok(turn)) = key.map(|key| sessions.resolve(&key)) else { return Ok(None) };
             turn
@@ -172,6 +174,11 @@ impl Shared {
                 (cuts_usage, is_changed) = (true, true);
             }
         }
+        let chunks = match &fields {
+            Some(fields) if is_read => Chunks::of(fields, self.seed),
+            Some(fields) => Chunks::of_any(fields, self.seed),
+            None => Chunks::default(),
+        };
         let body = match &fields {
             Some(fields) if is_changed => Bytes::from(fields.to_bytes()),
             _ => whole.bytes.clone(),
@@ -192,11 +199,26 @@ impl Shared {
             is_stream,
             cuts_usage,
             choices,
+            chunks,
             rank,
             turn,
             since,
             _whole: whole,
         })
+    }
+}
+
+/// The session that an agent names in its own way: Claude Code in a header, and in the
+/// `metadata.user_id` of its messages, as JSON with a `session_id` or as `.._session_ID`.
+fn agents_session(headers: &HeaderMap, fields: Option<&Request>) -> Option<String> {
+    if let Some(named) = headers.get(headers::AGENT_SESSION) {
+        return named.to_str().ok().map(str::to_owned);
+    }
+    let metadata: Value = serde_json::from_str(fields?.raw("metadata")?).ok()?;
+    let user = metadata.get("user_id")?.as_str()?;
+    match serde_json::from_str::<Value>(user) {
+        Ok(user) => user.get("session_id")?.as_str().map(str::to_owned),
+        Err(_) => user.rsplit_once("_session_").map(|(_, session)| session.to_owned()),
     }
 }
 

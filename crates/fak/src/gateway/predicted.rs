@@ -20,6 +20,10 @@ const CHUNKS_MAX: usize = 64;
 /// Entries; past it the oldest is dropped.
 const ENTRIES_MAX: usize = 1 << 16;
 
+/// Fields that hold the prompt, by how telling they are: of messages, responses and embeddings, of
+/// reranking and of scores.
+const PROMPTS: [&str; 6] = ["messages", "input", "prompt", "query", "text_1", "data_1"];
+
 /// A prompt by its raw bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Chunks {
@@ -33,13 +37,25 @@ impl Chunks {
     /// has no whole chunk.
     pub(super) fn of(request: &Request, seed: u64) -> Self {
         let prompt = match request.api() {
-            Api::Chat => request.raw("messages"),
-            Api::Completions => request.raw("prompt"),
+            Api::Chat => "messages",
+            Api::Completions => "prompt",
         };
-        let prompt = prompt.unwrap_or_default().as_bytes();
-        let begin = ["model", "tools", "cache_salt"].iter().fold(seed, |seed, field| {
-            xxh3_64_with_seed(request.raw(field).unwrap_or_default().as_bytes(), seed)
-        });
+        Self::under(request, &["model", "tools", "cache_salt"], prompt, seed)
+    }
+
+    /// The same of a body of any other route: by what stands in front of a prompt there, and what
+    /// grows from turn to turn.
+    pub(super) fn of_any(request: &Request, seed: u64) -> Self {
+        let is_there = |field: &&&str| request.raw(field).is_some();
+        let prompt = PROMPTS.iter().find(is_there).copied().unwrap_or_default();
+        let before = ["model", "tools", "system", "instructions", "cache_salt"];
+        Self::under(request, &before, prompt, seed)
+    }
+
+    fn under(request: &Request, before: &[&str], prompt: &str, seed: u64) -> Self {
+        let raw = |field: &str| request.raw(field).unwrap_or_default().as_bytes();
+        let begin = before.iter().fold(seed, |seed, field| xxh3_64_with_seed(raw(field), seed));
+        let prompt = raw(prompt);
         let mut parent = begin;
         let chunk = |chunk| {
             parent = xxh3_64_with_seed(chunk, parent);

@@ -6,7 +6,9 @@
 
 use std::sync::LazyLock;
 
-use fak_wire::openai::{ErrorBody, ErrorCode, StreamEnd, StreamItem, StreamWatch, Usage};
+use fak_wire::openai::{
+    ErrorBody, ErrorCode, StreamEnd, StreamItem, StreamWatch, Usage, beside_usage,
+};
 use fak_wire::sse;
 use memchr::memmem::Finder;
 
@@ -70,7 +72,8 @@ impl Reading {
         if !tells(bytes) {
             return Fate::Keep;
         }
-        let Some(item) = item(bytes) else { return Fate::Keep };
+        let Some(data) = data(bytes) else { return Fate::Keep };
+        let Ok(item) = StreamItem::parse(&data) else { return Fate::Keep };
         self.watch.see(&item);
         match item {
             StreamItem::Error(error) => {
@@ -83,7 +86,10 @@ impl Reading {
                 self.has_finished |= chunk.choices.iter().any(|c| c.finish_reason.is_some());
                 let is_usage_alone = chunk.choices.is_empty() && chunk.usage.is_some();
                 self.usage = chunk.usage.or(self.usage);
-                if is_usage_alone && self.cuts_usage { Fate::Cut } else { Fate::Keep }
+                if !(is_usage_alone && self.cuts_usage) {
+                    return Fate::Keep;
+                }
+                beside_usage(&data).map_or(Fate::Cut, Fate::Replace)
             }
         }
     }
@@ -122,7 +128,8 @@ fn has_value(name: &Finder<'_>, bytes: &[u8]) -> bool {
     })
 }
 
-fn is_unavailable(error: &ErrorBody) -> bool {
+/// Whether another worker may not have this error.
+pub(super) fn is_unavailable(error: &ErrorBody) -> bool {
     match &error.code {
         Some(ErrorCode::Number(code)) => matches!(code, 502..=504),
         Some(ErrorCode::Name(name)) => name == "engine_paused",
@@ -130,10 +137,11 @@ fn is_unavailable(error: &ErrorBody) -> bool {
     }
 }
 
-fn item(bytes: &[u8]) -> Option<StreamItem> {
+/// The data of one event.
+pub(super) fn data(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut reader = sse::Reader::new(bytes.len());
     let event = reader.push(bytes).next()?.ok()?;
-    StreamItem::parse(&event.data).ok()
+    Some(event.data)
 }
 
 /// The usage of a whole answer, from the last bytes of it: vLLM writes it behind the choices. The

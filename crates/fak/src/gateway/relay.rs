@@ -10,19 +10,19 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use fak_wire::openai::{StreamEnd, Usage};
 use http::StatusCode;
 use hyper::body::{Body as _, Incoming};
-use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::deferred::Patience;
 use super::error::Problem;
+use super::following::Following;
 use super::frames::{Fate, Frames};
 use super::metrics::{Failure, Outcome};
-use super::reading::{Opening, Reading, is_aborted_in, usage_in};
+use super::reading::{Opening, is_aborted_in, usage_in};
+use super::silence::{KeepAlive, Silence};
 use super::ticket::Ticket;
 use crate::engine::BoxError;
 
@@ -50,9 +50,9 @@ impl Cutoff {
 /// How an answer is read on its way.
 #[derive(Debug)]
 pub(super) enum Reader {
-    /// A stream of chat or completions.
-    Events(Frames, Reading),
-    /// A whole answer of those, by its last bytes.
+    /// A stream.
+    Events(Frames, Following),
+    /// A whole answer of chat or completions, by its last bytes.
     Whole(Vec<u8>),
     /// Not at all.
     Unread,
@@ -67,6 +67,8 @@ pub(super) struct Relay {
     /// Bytes that were read and wait for the client.
     ready: Option<Bytes>,
     silence: Silence,
+    /// Comments for the client; none where there are to be none.
+    keep_alive: Option<KeepAlive>,
     cutoff: Cutoff,
     /// How it ended, until the ticket is there to be told.
     ended: Option<(Outcome, Option<Usage>)>,
@@ -79,50 +81,20 @@ pub(super) struct Relay {
     patience: Option<Patience>,
 }
 
-/// How long the engine says nothing. One timer, set again only when it fires: a chunk costs a clock
-/// reading.
-#[derive(Debug)]
-struct Silence {
-    timer: Pin<Box<Sleep>>,
-    heard: Instant,
-    most: Duration,
-}
-
-impl Silence {
-    /// Whether it has lasted too long. Wakes the task when it has.
-    fn poll(&mut self, cx: &mut Context<'_>) -> bool {
-        use std::future::Future as _;
-        while self.timer.as_mut().poll(cx).is_ready() {
-            let until = self.heard + self.most;
-            if until <= Instant::now() {
-                return true;
-            }
-            self.timer.as_mut().reset(until);
-        }
-        false
-    }
-}
-
-/// What a relay bounds.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
-    /// When the first byte is due.
-    pub(super) first_by: Instant,
-    /// How long nothing may come after it.
-    pub(super) idle: Duration,
-}
-
 impl Relay {
     /// Relays `incoming`, of which nothing was read yet.
-    pub(super) fn new(incoming: Incoming, reader: Reader, bounds: Bounds, cutoff: Cutoff) -> Self {
-        let heard = bounds.first_by.checked_sub(bounds.idle).unwrap_or(bounds.first_by);
-        let timer = Box::pin(sleep_until(bounds.first_by));
-        let silence = Silence { timer, heard, most: bounds.idle };
+    pub(super) fn new(
+        incoming: Incoming,
+        reader: Reader,
+        silence: Silence,
+        cutoff: Cutoff,
+    ) -> Self {
         Self {
             incoming: Some(incoming),
             reader,
             ready: None,
             silence,
+            keep_alive: None,
             cutoff,
             ended: None,
             is_unavailable: false,
@@ -132,20 +104,28 @@ impl Relay {
         }
     }
 
+    /// Has the client of a stream given a comment as often as this, while the engine says nothing.
+    pub(super) fn keep_alive(&mut self, every: Option<std::time::Duration>) {
+        self.keep_alive = every.filter(|_| self.is_events()).map(KeepAlive::new);
+    }
+
     /// Leaves the engine's side so, where it has not ended.
     pub(super) fn leave_with(mut self, patience: Option<Patience>) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Reads on until there is something for the client. What fails before that can be answered
-    /// otherwise. Safe to drop and call again.
+    /// Reads on until there is something that the client waits for. What fails before that can be
+    /// answered otherwise. Safe to drop and call again.
     pub(super) async fn open(&mut self) -> Result<Opening, Problem> {
-        match std::future::poll_fn(|cx| self.read(cx)).await {
-            Read::Bytes | Read::End => {}
-            Read::Broken => return Err(Problem::Cut),
-            Read::Silent => return Err(Problem::Silent),
-            Read::Stopped => return Err(Problem::Stopping),
+        loop {
+            match std::future::poll_fn(|cx| self.read(cx)).await {
+                Read::Bytes if self.is_announced_only() => {}
+                Read::Bytes | Read::End => break,
+                Read::Broken => return Err(Problem::Cut),
+                Read::Silent => return Err(Problem::Silent),
+                Read::Stopped => return Err(Problem::Stopping),
+            }
         }
         match (&self.ended, &self.reader) {
             (Some((Outcome::Failed(Failure::Cut), _)), _) => Err(Problem::Cut),
@@ -153,7 +133,7 @@ impl Relay {
             (Some((Outcome::Failed(Failure::Error), _)), _) if self.is_unavailable => {
                 Ok(Opening::Unavailable)
             }
-            (_, Reader::Events(_, reading)) => Ok(reading.opening()),
+            (_, Reader::Events(_, following)) => Ok(following.opening()),
             _ => Ok(Opening::Fine),
         }
     }
@@ -164,6 +144,12 @@ impl Relay {
             Some((outcome, usage)) => ticket.end(outcome, usage),
             None => self.ticket = Some(ticket),
         }
+    }
+
+    /// Whether what was read so far says nothing yet: vLLM announces a response before its engine
+    /// has done anything for it.
+    fn is_announced_only(&self) -> bool {
+        matches!(&self.reader, Reader::Events(_, following) if !following.has_begun())
     }
 
     /// Whether it is a stream that is read.
@@ -189,13 +175,16 @@ impl Relay {
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BoxError>>> {
         loop {
             if let Some(bytes) = self.ready.take() {
+                if let Some(keep_alive) = &mut self.keep_alive {
+                    keep_alive.given();
+                }
                 return Poll::Ready(Some(Ok(bytes)));
             }
             if self.incoming.is_none() {
                 return Poll::Ready(None);
             }
             let failure = match self.read(cx) {
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => return self.comment(cx),
                 Poll::Ready(Read::Bytes | Read::End) => continue,
                 Poll::Ready(Read::Broken) => Failure::Cut,
                 Poll::Ready(Read::Silent) => Failure::Silent,
@@ -207,13 +196,24 @@ impl Relay {
         }
     }
 
+    /// The next comment, while the engine says nothing. What the client has ends between events
+    /// then.
+    fn comment(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BoxError>>> {
+        let is_between = matches!(&self.reader, Reader::Events(frames, _) if !frames.is_opaque());
+        let Some(keep_alive) = self.keep_alive.as_mut().filter(|_| is_between) else {
+            return Poll::Pending;
+        };
+        let comment = || Some(Ok(Bytes::from_static(KeepAlive::COMMENT)));
+        keep_alive.poll(cx).map(|()| comment())
+    }
+
     /// Reads once from the engine, into `ready`.
     fn read(&mut self, cx: &mut Context<'_>) -> Poll<Read> {
         loop {
             let Some(incoming) = &mut self.incoming else { return Poll::Ready(Read::End) };
             match Pin::new(incoming).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
-                    self.silence.heard = Instant::now();
+                    self.silence.heard();
                     let Ok(bytes) = frame.into_data() else { continue };
                     self.take(bytes);
                     if self.ready.is_some() {
@@ -226,7 +226,9 @@ impl Relay {
                     return Poll::Ready(Read::End);
                 }
                 Poll::Pending if self.cutoff.is_cut() => return Poll::Ready(Read::Stopped),
-                Poll::Pending if self.silence.poll(cx) => return Poll::Ready(Read::Silent),
+                Poll::Pending if self.silence.poll(cx).is_ready() => {
+                    return Poll::Ready(Read::Silent);
+                }
                 Poll::Pending => return Poll::Pending,
             }
         }
@@ -235,8 +237,8 @@ impl Relay {
     fn take(&mut self, bytes: Bytes) {
         let mut is_last = false;
         let kept = match &mut self.reader {
-            Reader::Events(frames, reading) => {
-                let cut = frames.push(bytes, |event| reading.event(event));
+            Reader::Events(frames, following) => {
+                let cut = frames.push(bytes, |event| following.event(event));
                 is_last = cut.is_last;
                 match cut.end_at {
                     Some(at) => marked(cut.bytes, at, self.ticket.as_mut()),
@@ -249,7 +251,12 @@ impl Relay {
             }
             Reader::Unread => bytes,
         };
-        self.ready = Some(kept).filter(|bytes| !bytes.is_empty());
+        self.ready = match self.ready.take() {
+            // An announcement waits for what follows it.
+            Some(ready) if !kept.is_empty() => Some([&ready[..], &kept].concat().into()),
+            Some(ready) => Some(ready),
+            None => Some(kept).filter(|bytes| !bytes.is_empty()),
+        };
         let is_all = self.incoming.as_ref().is_none_or(hyper::body::Body::is_end_stream);
         if is_last || (is_all && !matches!(self.reader, Reader::Events(..))) {
             // Not left to the next poll: of a body whose length is known there may be none.
@@ -261,7 +268,7 @@ impl Relay {
     fn end(&mut self) {
         self.incoming = None;
         let (outcome, usage) = match std::mem::replace(&mut self.reader, Reader::Unread) {
-            Reader::Events(frames, reading) => self.end_events(frames, reading),
+            Reader::Events(frames, following) => self.end_events(frames, following),
             Reader::Whole(tail) => self.end_whole(&tail),
             Reader::Unread => (self.whole, None),
         };
@@ -284,25 +291,29 @@ impl Relay {
         }
     }
 
-    fn end_events(&mut self, frames: Frames, mut reading: Reading) -> (Outcome, Option<Usage>) {
+    fn end_events(&mut self, frames: Frames, mut following: Following) -> (Outcome, Option<Usage>) {
         if frames.is_opaque() {
-            return (Outcome::Ok, reading.usage());
+            return (Outcome::Ok, following.usage());
         }
         let held = frames.into_held();
-        // An end marker needs no empty line where the stream ends with it.
-        if !held.is_empty() && reading.event(&[&held[..], b"\n\n"].concat()) == Fate::End {
+        if following.is_done() {
+            // Behind the end marker nothing is looked for.
+            self.give(held);
+        } else if !held.is_empty() && following.event(&[&held[..], b"\n\n"].concat()) == Fate::End {
+            // An end marker needs no empty line where the stream ends with it.
             let end = marked(held.into(), 0, self.ticket.as_mut());
             self.give(end.to_vec());
         }
-        self.is_unavailable = reading.opening() == Opening::Unavailable;
-        let usage = reading.usage();
-        let failure = match reading.end() {
+        self.is_unavailable = following.opening() == Opening::Unavailable;
+        let usage = following.usage();
+        let last = following.failure(&Problem::Cut.body());
+        let failure = match following.end() {
             StreamEnd::Complete => return (Outcome::Ok, usage),
             StreamEnd::Aborted => Failure::Aborted,
             StreamEnd::Dropped => Failure::Dropped,
             StreamEnd::Failed(_) => Failure::Error,
             StreamEnd::Cut => {
-                self.give(Problem::Cut.body().to_event());
+                self.give(last);
                 Failure::Cut
             }
         };
@@ -314,22 +325,23 @@ impl Relay {
     fn fail(&mut self, failure: Failure) -> Result<(), BoxError> {
         self.let_go();
         let reader = std::mem::replace(&mut self.reader, Reader::Unread);
-        let (usage, is_told) = match &reader {
-            // What is held of an unfinished event is lost, so that the error is on a line of its
-            // own.
-            Reader::Events(frames, reading) => (reading.usage(), !frames.is_opaque()),
-            Reader::Whole(_) | Reader::Unread => (None, false),
-        };
-        self.tell(Outcome::Failed(failure), usage);
         let problem = match failure {
             Failure::Silent => Problem::Silent,
             Failure::Stopped => Problem::Stopping,
             _ => Problem::Cut,
         };
-        if !is_told {
-            return Err(problem.into());
-        }
-        self.give(problem.body().to_event());
+        let (usage, last) = match &reader {
+            // What is held of an unfinished event is lost, so that the error is on a line of its
+            // own.
+            Reader::Events(frames, following) => {
+                let last = (!frames.is_opaque()).then(|| following.failure(&problem.body()));
+                (following.usage(), last)
+            }
+            Reader::Whole(_) | Reader::Unread => (None, None),
+        };
+        self.tell(Outcome::Failed(failure), usage);
+        let Some(last) = last else { return Err(problem.into()) };
+        self.give(last);
         Ok(())
     }
 
@@ -341,6 +353,9 @@ impl Relay {
     }
 
     fn give(&mut self, bytes: Vec<u8>) {
+        if bytes.is_empty() {
+            return;
+        }
         self.ready = Some(match self.ready.take() {
             None => bytes.into(),
             Some(ready) => [&ready[..], &bytes].concat().into(),

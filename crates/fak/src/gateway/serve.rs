@@ -1,6 +1,7 @@
 //! The listener: connections taken, served and, when fak stops, let go.
 //!
-//! Invariant: a stop takes no new connection and no new request, lets what runs end within its
+//! Invariant: while a stop is announced everything is served, and each answer closes its
+//! connection; the stop takes no new connection and no new request, lets what runs end within its
 //! time, and then ends it; the number of connections and the size of a request's head are bounded.
 
 use std::convert::Infallible;
@@ -9,9 +10,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::{CONNECTION, HeaderValue};
 use http::{Request, Response};
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
@@ -59,6 +62,17 @@ impl Default for ServeConfig {
     }
 }
 
+/// How a listener ends, step by step.
+#[derive(Clone, Debug)]
+pub struct Ends {
+    /// It will stop soon: who keeps a connection is to open the next one elsewhere.
+    pub announced: Shutdown,
+    /// It stops.
+    pub stop: Shutdown,
+    /// Gives streams their last event.
+    pub cutoff: Cutoff,
+}
+
 /// Listens at `address`.
 ///
 /// # Errors
@@ -72,13 +86,13 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Serves until told to stop, then drains: no new connection or request, `config.drain` for those
-/// in flight, then `cutoff`, which gives streams their last event. Returns how many connections had
+/// in flight, then the cutoff. Returns how many connections had
 /// to be aborted.
 pub async fn serve<S, F, B>(
     listener: TcpListener,
     service: S,
     config: ServeConfig,
-    (stop, cutoff): (Shutdown, Cutoff),
+    ends: Ends,
 ) -> usize
 where
     S: Fn(Request<Incoming>) -> F + Clone + Send + Sync + 'static,
@@ -91,9 +105,14 @@ where
     let mut connections = TaskGroup::new();
     let mut since_reaped = 0;
     let protocol = protocol(&config);
+    let closes = Arc::new(AtomicBool::new(false));
     loop {
         let accepted = tokio::select! {
-            () = stop.requested() => break,
+            () = ends.stop.requested() => break,
+            () = ends.announced.requested(), if !closes.load(Ordering::Relaxed) => {
+                closes.store(true, Ordering::Release);
+                continue;
+            }
             accepted = accept(&listener, &slots) => accepted,
         };
         let (stream, slot) = match accepted {
@@ -104,12 +123,12 @@ where
                 continue;
             }
         };
-        let (service, protocol) = (service.clone(), protocol.clone());
+        let (service, protocol, closes) = (service.clone(), protocol.clone(), Arc::clone(&closes));
         // A token of its own each: waiting for a shared one would take its lock at every poll.
         let ends = (soft.child_token(), hard.child_token());
         connections.spawn("connection", OnExit::Expected, async move {
             let _slot = slot;
-            converse(stream, service, protocol, ends).await;
+            converse(stream, service, protocol, closes, ends).await;
         });
         since_reaped += 1;
         if since_reaped >= REAP_EVERY {
@@ -121,7 +140,7 @@ where
     soft.cancel();
     let all = u32::try_from(config.connections_max).unwrap_or(u32::MAX);
     if timeout(config.drain, slots.acquire_many(all)).await.is_err() {
-        cutoff.cut();
+        ends.cutoff.cut();
         hard.cancel();
         // Whatever is left then is aborted below.
         let _ = timeout(FAREWELL, slots.acquire_many(all)).await;
@@ -149,11 +168,12 @@ fn protocol(config: &ServeConfig) -> http1::Builder {
     protocol
 }
 
-/// Serves one connection to its end.
+/// Serves one connection to its end: to that of its next answer, once it closes.
 async fn converse<S, F, B>(
     stream: TcpStream,
     service: S,
     protocol: http1::Builder,
+    closes: Arc<AtomicBool>,
     (soft, hard): (CancellationToken, CancellationToken),
 ) where
     S: Fn(Request<Incoming>) -> F,
@@ -162,8 +182,14 @@ async fn converse<S, F, B>(
     B::Error: Into<BoxError>,
 {
     let service = service_fn(|request| {
-        let answer = service(request);
-        async move { Ok::<_, Infallible>(answer.await) }
+        let (answer, closes) = (service(request), &closes);
+        async move {
+            let mut answer = answer.await;
+            if closes.load(Ordering::Acquire) {
+                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, Infallible>(answer)
+        }
     });
     let mut connection = pin!(protocol.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {

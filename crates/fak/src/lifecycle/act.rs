@@ -231,6 +231,7 @@ impl Owner {
             self.state.weights_epoch = Some(seq);
             self.publish_standing();
         }
+        self.begin_rest(request.mv);
         let (answer, answered) = self.make(calls).await;
         let (observation, metrics) = self.worker.engine.observe_and_scrape().await;
         let (mut observed, mut shown) = translate::seen(&observation);
@@ -243,6 +244,7 @@ impl Owner {
         let verdict = judge(request.mv, capabilities, standing, answer, &observed);
         self.tell(Event::Outcome { kv: verdict.kv, clears: verdict.owes_clear }).await;
         self.state.standing = verdict.next;
+        self.end_rest();
         if let (Move::Sleep { level, .. }, Reason::Confirmed) = (request.mv, verdict.reason) {
             self.slept = level;
         }
@@ -268,6 +270,20 @@ impl Owner {
             self.notice_unnamed(&look).await?;
         }
         Ok(row)
+    }
+
+    /// What the engine keeps stands still from the call on, not from its answer.
+    fn begin_rest(&mut self, mv: Move) {
+        if matches!(mv, Move::Pause { .. } | Move::Sleep { .. }) {
+            self.keep_at_rest(true);
+            self.publish_standing();
+        }
+    }
+
+    /// It goes on where the worker serves, and where fak cannot tell.
+    fn end_rest(&mut self) {
+        let is_over = matches!(self.state.phase(), Phase::Serving | Phase::Error);
+        self.keep_at_rest(self.state.pace.is_kept_at_rest && !is_over);
     }
 
     /// Asks an engine that is awake what it answers, for the verdict and for the row.

@@ -270,6 +270,8 @@ impl Owner {
         if let (Some(metrics), Phase::Serving) = (&look.metrics, self.state.phase()) {
             let (now, patience) = (Instant::now(), self.config.patience);
             self.state.is_progressing = self.progress.see(metrics, now, patience);
+            let moved_at = self.progress.moved_at().map(tokio::time::Instant::from_std);
+            self.state.pace.moved_at = self.state.pace.moved_at.max(moved_at);
         }
         Ok(())
     }
@@ -420,12 +422,25 @@ impl Owner {
             _ if is_first && verdict.serving() => {}
             _ => self.tell(Event::Distrust { kv: verdict.kv }).await,
         }
+        if verdict.next.phase != self.state.standing.phase {
+            // Somebody else moved it, or it is gone.
+            self.keep_at_rest(false);
+        }
         self.state.standing = verdict.next;
         let intent = NewIntent { is_epoch, ..self.new_intent(mv, None, Value::Null) };
         let outcome = self.outcome(&verdict, Value::Null, shown);
         let row = self.record(intent, outcome).await?;
         told(&row, "noticed");
         Ok(row)
+    }
+
+    /// fak puts the worker to rest, or it rests no more: then clocks of its requests start anew.
+    pub(super) fn keep_at_rest(&mut self, is_kept: bool) {
+        let pace = &mut self.state.pace;
+        if pace.is_kept_at_rest && !is_kept {
+            pace.moved_at = Some(tokio::time::Instant::now());
+        }
+        pace.is_kept_at_rest = is_kept;
     }
 
     pub(super) fn judge_noticed(&self, mv: Move, observed: &Observed) -> Verdict {

@@ -66,7 +66,8 @@ async fn is_dead(engine: &Engine) -> bool {
 /// Tells a worker that computes from one that hangs: requests run, and nothing moves.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    moved: Option<(f64, Instant)>,
+    moved: Option<(Work, Instant)>,
+    moved_at: Option<Instant>,
 }
 
 impl Progress {
@@ -79,22 +80,41 @@ impl Progress {
             Some((before, since)) if before == done && !is_idle => {
                 now.duration_since(since) < patience
             }
-            _ => {
+            before => {
+                if before.is_some_and(|(before, _)| before != done) {
+                    self.moved_at = Some(now);
+                }
                 self.moved = Some((done, now));
                 true
             }
         }
     }
+
+    /// When the counters were last seen to have moved.
+    pub(super) fn moved_at(&self) -> Option<Instant> {
+        self.moved_at
+    }
 }
 
-/// A number that moves with every token.
-fn work_done(total: &Signals) -> f64 {
+/// What moves while an engine works.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Work {
+    /// Moves with every token, and with every step that gives anything out.
+    done: f64,
+    /// Moves with each part of a long prefill, whose steps give nothing out and are not counted
+    /// (vLLM 0.32.0, source: the output handler makes `IterationStats` of outputs alone).
+    cache: Option<f64>,
+}
+
+fn work_done(total: &Signals) -> Work {
     let count = |histogram: &Option<fak_wire::metrics::Histogram>| {
         histogram.as_ref().map_or(0.0, |h| h.count)
     };
     let finished: f64 = total.request_success.values().sum();
     let prefilled = total.prefix_queries.unwrap_or(0.0);
-    count(&total.ttft) + count(&total.itl) + finished + prefilled
+    let tokens = count(&total.ttft) + count(&total.itl) + count(&total.steps);
+    let cache = total.kv_cache_usage.map(|usage| usage.mean);
+    Work { done: tokens + finished + prefilled, cache }
 }
 
 #[cfg(test)]
@@ -124,5 +144,30 @@ mod tests {
         assert!(at(61, 3, 11), "a token came");
         assert!(at(200, 0, 11), "idle is not stuck");
         assert!(at(210, 1, 11));
+    }
+
+    /// A long prefill: no token, no request that ends, nothing looked up.
+    #[test]
+    fn steps_and_blocks_are_progress_where_no_token_comes() {
+        let scrape = |steps: u32, usage: f64| {
+            let text = format!(
+                "vllm:num_requests_running{{engine=\"0\"}} 1\n\
+                 vllm:iteration_tokens_total_count{{engine=\"0\"}} {steps}\n\
+                 vllm:kv_cache_usage_perc{{engine=\"0\"}} {usage}\n"
+            );
+            fak_wire::metrics::parse(text.as_bytes(), &Limits::default()).expect("it is small")
+        };
+        let (patience, start) = (Duration::from_secs(60), Instant::now());
+        let mut progress = Progress::default();
+        let mut at = |seconds: u64, steps, usage| {
+            let now = start + Duration::from_secs(seconds);
+            let is_progress = progress.see(&scrape(steps, usage), now, patience);
+            (is_progress, progress.moved_at().map(|at| at.duration_since(start).as_secs()))
+        };
+        assert_eq!(at(0, 1, 0.1), (true, None), "what was before is not known");
+        assert_eq!(at(50, 2, 0.1), (true, Some(50)));
+        assert_eq!(at(100, 2, 0.2), (true, Some(100)));
+        assert_eq!(at(159, 2, 0.2), (true, Some(100)));
+        assert_eq!(at(160, 2, 0.2), (false, Some(100)));
     }
 }

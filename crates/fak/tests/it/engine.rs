@@ -26,6 +26,7 @@ fn patient() -> Timeouts {
         unary: PATIENT,
         control: PATIENT,
         probe: PATIENT,
+        tokenize: PATIENT,
     }
 }
 

@@ -41,6 +41,29 @@ async fn a_worker_that_is_met_awake_serves_and_has_a_row() {
     assert_eq!(row.weight_version.as_deref(), Some("default"));
 }
 
+/// Its requests' clocks go by that: they stand still from the call on, and start anew.
+#[tokio::test]
+async fn a_worker_is_kept_at_rest_by_fak_alone_and_until_it_goes_on() {
+    let resume = Move::Resume;
+    for (rests, goes_on) in [(PAUSE, resume), (sleep(Level::One), wake())] {
+        let rig = Rig::start().await;
+        assert!(!rig.state().pace.is_kept_at_rest);
+        rig.act(rests).await;
+        assert!(rig.state().pace.is_kept_at_rest);
+        rig.look().await;
+        assert!(rig.state().pace.is_kept_at_rest, "a look moves nothing");
+        let before = tokio::time::Instant::now();
+        rig.act(goes_on).await;
+        let pace = rig.state().pace;
+        assert!(!pace.is_kept_at_rest && pace.moved_at >= Some(before), "{pace:?}");
+    }
+    let rig = Rig::start().await;
+    rig.post("/pause?mode=keep&clear_cache=false").await;
+    rig.look().await;
+    assert_eq!(rig.state().phase(), Phase::Paused);
+    assert!(!rig.state().pace.is_kept_at_rest, "by somebody else");
+}
+
 #[tokio::test]
 async fn a_sleep_and_a_wake_forget_and_fresh_stores_are_claimed_again() {
     for level in [Level::One, Level::Two] {

@@ -10,6 +10,7 @@ pub(super) enum Signal {
     Itl,
     Tpot,
     Queue,
+    Steps,
     KvCacheUsage,
     Running,
     Waiting,
@@ -35,6 +36,8 @@ const READ: &[(Signal, &[&str])] = &[
     (Signal::Itl, &["vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"]),
     (Signal::Tpot, &["vllm:request_time_per_output_token_seconds"]),
     (Signal::Queue, &["vllm:request_queue_time_seconds"]),
+    // A histogram whose name ends in `_total`.
+    (Signal::Steps, &["vllm:iteration_tokens"]),
     // The old names were hidden in 0.11.0 and gone in 0.12.0; so for the prefix cache.
     (Signal::KvCacheUsage, &["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"]),
     (Signal::Running, &["vllm:num_requests_running"]),
@@ -70,7 +73,6 @@ const PASSED_OVER: &[&str] = &[
     "vllm:estimated_read_bytes_per_gpu",
     "vllm:estimated_write_bytes_per_gpu",
     "vllm:generation_tokens",
-    "vllm:iteration_tokens",
     "vllm:kv_block_idle_before_evict_seconds",
     "vllm:kv_block_lifetime_seconds",
     "vllm:kv_block_reuse_gap_seconds",

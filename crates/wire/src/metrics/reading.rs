@@ -107,6 +107,7 @@ impl Signals {
             Signal::Itl => return histogram(&mut self.itl, series, sample, limits),
             Signal::Tpot => return histogram(&mut self.tpot, series, sample, limits),
             Signal::Queue => return histogram(&mut self.queue, series, sample, limits),
+            Signal::Steps => return histogram(&mut self.steps, series, sample, limits),
             _ if series != Series::Value => return Ok(None),
             Signal::PromptBySource => {
                 return part(&mut self.prompt_by_source, "source", sample, limits);
@@ -154,6 +155,7 @@ impl Signals {
             | Signal::Queue
             | Signal::PromptBySource
             | Signal::CachedBySource
+            | Signal::Steps
             | Signal::RequestSuccess => None,
         }
     }

@@ -30,6 +30,8 @@ pub struct Signals {
     pub tpot: Option<Histogram>,
     /// Time in the queue, in seconds.
     pub queue: Option<Histogram>,
+    /// Tokens of each step of the engine that gave anything out.
+    pub steps: Option<Histogram>,
     /// Fraction of the device's KV cache in use.
     pub kv_cache_usage: Option<Usage>,
     /// Requests that run. Stands still while the engine is paused.
@@ -127,6 +129,7 @@ impl Signals {
             (&mut self.itl, &other.itl),
             (&mut self.tpot, &other.tpot),
             (&mut self.queue, &other.queue),
+            (&mut self.steps, &other.steps),
         ];
         for (own, other) in histograms {
             merge(own, other.as_ref(), |own, other| own.add(other));

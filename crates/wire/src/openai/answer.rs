@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::ErrorBody;
 use super::bounded;
+use super::request::Fields;
 
 /// Most choices that are read from one answer; vLLM allows 16384 of one prompt.
 const CHOICES_MAX: usize = 1 << 16;
@@ -164,8 +165,9 @@ impl StreamItem {
         }
         let wire: WireItem = serde_json::from_slice(data)
             .map_err(|error| AnswerError { reason: error.to_string() })?;
+        let is_error = wire.is_error();
         match wire {
-            WireItem { error: Some(error), .. } => Ok(StreamItem::Error(error.into())),
+            WireItem { error: Some(error), .. } if is_error => Ok(StreamItem::Error(error.into())),
             // vLLM 0.9.2 sends the error itself, later versions wrap it.
             WireItem { object: Some(object), .. } if object == "error" => {
                 Ok(StreamItem::Error(ErrorBody::from_answer(200, data)))
@@ -187,6 +189,52 @@ struct WireItem {
     model: Option<String>,
     choices: Option<Choices>,
     usage: Option<Usage>,
+}
+
+impl WireItem {
+    /// Whether its `error` is one: beside choices or usage it is a word on them, and the stream
+    /// goes on.
+    fn is_error(&self) -> bool {
+        let Some(error) = &self.error else { return false };
+        match &self.choices {
+            None => *error != Value::Bool(false),
+            Some(Choices(choices)) => {
+                let says_something = match error {
+                    Value::Object(object) => !object.is_empty(),
+                    Value::String(text) => !text.is_empty(),
+                    _ => false,
+                };
+                choices.is_empty() && self.usage.is_none() && says_something
+            }
+        }
+    }
+}
+
+/// Fields of the chunk that `include_usage` adds to a stream. `metrics`: vLLM sends them on that
+/// chunk alone (0.32.0, source), so that a stream without it has none.
+const USAGE_CHUNK: [&str; 9] = [
+    "id",
+    "object",
+    "created",
+    "model",
+    "choices",
+    "usage",
+    "system_fingerprint",
+    "service_tier",
+    "metrics",
+];
+
+/// The chunk of a stream's usage without the usage, where it brings anything besides, and none
+/// where it is there for the usage alone.
+#[must_use]
+pub fn beside_usage(chunk: &[u8]) -> Option<Vec<u8>> {
+    let mut fields: Fields = serde_json::from_slice(chunk).ok()?;
+    let is_extra = |name: &str, value: &str| !USAGE_CHUNK.contains(&name) && value != "null";
+    if !fields.0.iter().any(|(name, value)| is_extra(name, value.get())) {
+        return None;
+    }
+    fields.0.retain(|(name, _)| name != "usage");
+    serde_json::to_vec(&fields).ok()
 }
 
 #[derive(Deserialize)]

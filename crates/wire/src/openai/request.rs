@@ -357,7 +357,7 @@ fn shortened(raw: &str) -> String {
 
 /// Fields in the order they came, their values as JSON text.
 #[derive(Debug, Clone)]
-struct Fields(Vec<(String, Box<RawValue>)>);
+pub(super) struct Fields(pub(super) Vec<(String, Box<RawValue>)>);
 
 impl Serialize for Fields {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {

@@ -3,7 +3,7 @@
 
 use fak_wire::openai::{
     Answer, Api, CachedTokens, Choice, ErrorBody, ErrorCode, Prompt, Request, RequestError,
-    StreamEnd, StreamItem, StreamWatch, Tokenized, Usage,
+    StreamEnd, StreamItem, StreamWatch, Tokenized, Usage, beside_usage,
 };
 use fak_wire::sse::{Reader, Tail};
 use proptest::prelude::*;
@@ -426,6 +426,38 @@ fn errors_in_a_stream_are_known_in_every_shape_and_a_null_error_is_none() {
     for data in ["{}", "", "[DONE", "{\"choices\":{}}", "{\"choices\":[{\"index\":-1}]}"] {
         assert!(StreamItem::parse(data.as_bytes()).is_err(), "{data}");
     }
+}
+
+#[test]
+fn an_error_beside_choices_or_usage_ends_no_stream() {
+    for error in [r#"{}"#, "false", r#"{"message":"soft"}"#, r#""text""#, "7", "null"] {
+        for chunk in [
+            format!(r#"{{"choices":[{{"index":0,"text":"a"}}],"error":{error}}}"#),
+            format!(r#"{{"choices":[],"usage":{{"prompt_tokens":5}},"error":{error}}}"#),
+        ] {
+            let item = StreamItem::parse(chunk.as_bytes()).unwrap();
+            assert!(matches!(item, StreamItem::Chunk(_)), "{chunk}: {item:?}");
+        }
+    }
+    for alone in [r#"{"error":"boom"}"#, r#"{"error":7}"#, r#"{"error":{}}"#] {
+        let item = StreamItem::parse(alone.as_bytes()).unwrap();
+        assert!(matches!(item, StreamItem::Error(_)), "{alone}");
+    }
+    let with_empty_choices = br#"{"choices":[],"error":{"message":"boom"}}"#;
+    assert!(matches!(StreamItem::parse(with_empty_choices).unwrap(), StreamItem::Error(_)));
+    assert!(StreamItem::parse(br#"{"error":false}"#).is_err());
+}
+
+#[test]
+fn what_a_usage_chunk_brings_beside_the_usage_is_kept() {
+    let chunk = |extra: &str| {
+        let chunk = format!(r#"{{"id":"x","choices":[],"usage":{{"prompt_tokens":5}}{extra}}}"#);
+        beside_usage(chunk.as_bytes()).map(|rest| String::from_utf8(rest).unwrap())
+    };
+    assert_eq!(chunk(""), None);
+    assert_eq!(chunk(r#","system_fingerprint":"f","metrics":{"a":1},"extra":null"#), None);
+    let rest = chunk(r#","extra":{"n":1.50}"#);
+    assert_eq!(rest.as_deref(), Some(r#"{"id":"x","choices":[],"extra":{"n":1.50}}"#));
 }
 
 #[test]

@@ -48,7 +48,7 @@ impl Setup {
         let (settings, workers) = (BTreeMap::new(), Vec::new());
         let (file, environment) = (String::new(), Vec::new());
         let setup = Self { folder, settings, file, environment, workers, has_home_only: false };
-        setup.set("probe_every_ms", 50)
+        setup.set("probe_every_ms", 50).set("drain_announce_ms", 0)
     }
 
     pub(crate) fn set(mut self, key: &str, value: u64) -> Self {
@@ -234,8 +234,14 @@ impl Fak {
 
     /// SIGTERM. It is still there when this returns.
     pub(crate) fn terminate(&self) {
+        self.signal("TERM");
+    }
+
+    /// Sends it a signal. It has come when this returns, and may not be read yet.
+    pub(crate) fn signal(&self, name: &str) {
         let id = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        let signal = format!("-{name}");
+        assert!(Command::new("kill").args([&signal, &id]).status().unwrap().success());
     }
 
     /// Waits for its end.

@@ -1,4 +1,5 @@
-//! SIGTERM: what is under way ends, nothing new is taken, and the ledger is closed.
+//! SIGTERM: it is announced, what is under way ends, nothing new is taken, and the ledger is
+//! closed.
 
 use std::io::ErrorKind;
 
@@ -156,4 +157,68 @@ async fn an_action_under_way_gets_its_outcome_before_the_end() {
     let last = rows.last().unwrap();
     assert_eq!((last.action.as_str(), last.phase), ("sleep", Phase::Sleeping));
     assert_eq!((last.kv, last.reason.as_str()), (Disposition::Forgotten, "confirmed"));
+}
+
+/// Long enough for whoever asks `/ready` to send elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_is_announced_before_the_door_shuts() {
+    let sim = sim().await;
+    // Longer than a test waits.
+    let setup = Setup::new("announces").sims([&sim]).set("drain_announce_ms", 3_600_000);
+    let mut fak = setup.start().await;
+    fak.heard("w0").await;
+    let stream = stalled(&fak, &sim, 8).await;
+    assert_eq!(fak.get("/ready").await.status, 200);
+    fak.terminate();
+    let stopping = async || {
+        let ready = fak.get("/ready").await;
+        (ready.status == 503).then_some(ready)
+    };
+    let ready = until("not ready", stopping).await;
+    assert!(ready.text.contains("fak is stopping"), "{ready:?}");
+    assert_eq!(ready.header("connection"), "close");
+    let alive = fak.get("/health").await;
+    assert_eq!((alive.status, alive.header("connection")), (200, "close"));
+    sim.faults().limit_steps(None);
+    let new = fak.try_ask(&prompt(2)).await;
+    assert_eq!((new.status, new.header("connection")), (200, "close"));
+    assert_eq!(rest(stream).await.last().unwrap(), "[DONE]");
+    assert!(TcpStream::connect(fak.address).await.is_ok());
+    // A second signal waits for nothing.
+    fak.terminate();
+    assert_eq!(fak.exit().await.code(), Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_announced_stop_ends_as_any_other() {
+    let sim = sim().await;
+    let setup = Setup::new("announced").sims([&sim]).set("drain_announce_ms", 100);
+    let mut fak = setup.start().await;
+    fak.heard("w0").await;
+    let stream = stalled(&fak, &sim, 8).await;
+    fak.terminate();
+    no_longer_listens(&fak).await;
+    sim.faults().limit_steps(None);
+    assert_eq!(rest(stream).await.last().unwrap(), "[DONE]");
+    assert_eq!(fak.exit().await.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_signal_that_can_be_caught_cuts_a_stream() {
+    for ending in ["HUP", "QUIT", "INT"] {
+        let sim = sim().await;
+        let setup = Setup::new(&format!("signal-{ending}")).sims([&sim]);
+        let mut fak = setup.start().await;
+        fak.heard("w0").await;
+        let stream = stalled(&fak, &sim, 8).await;
+        for passed_over in ["USR1", "USR2", "ALRM", "XCPU", "XFSZ"] {
+            fak.signal(passed_over);
+            assert_eq!(fak.get("/ready").await.status, 200, "{passed_over}");
+        }
+        fak.signal(ending);
+        no_longer_listens(&fak).await;
+        sim.faults().limit_steps(None);
+        assert_eq!(rest(stream).await.last().unwrap(), "[DONE]", "{ending}");
+        assert_eq!(fak.exit().await.code(), Some(0), "{ending}");
+    }
 }

@@ -68,6 +68,34 @@ async fn no_header_is_no_first_byte_either() {
     assert!(matches!(error, Error::TimedOut { wait: Wait::FirstByte, .. }), "{error:?}");
 }
 
+/// Of a long prompt on a busy engine: the tokens are there after a look was given up.
+#[tokio::test]
+async fn tokens_may_take_longer_than_a_look() {
+    let (steps, walked) = tokio::sync::mpsc::channel(1);
+    let walked = std::sync::Mutex::new(Some(walked));
+    let peer = Peer::start(move |request| match request.line() {
+        "POST /tokenize" => {
+            let mut walked = walked.lock().expect("no panic holds it");
+            Reply::Steps(walked.take().expect("asked once"))
+        }
+        _ => Reply::SendAndHold(Vec::new()),
+    })
+    .await;
+    let engine = engine(&peer, Timeouts { probe: SHORT, ..patient() });
+    let body = br#"{"model":"m","prompt":"hello"}"#;
+    let request = fak_wire::openai::Request::parse(fak_wire::openai::Api::Completions, body);
+    let request = request.expect("a body");
+    let (tokens, ()) = tokio::join!(engine.tokens(&request), async {
+        let health = fak::engine::Outgoing::to(engine.endpoints().data(fak::engine::Data::Health));
+        let within = engine.client().timeouts().probe;
+        let look = engine.client().send(health, within).await;
+        assert!(matches!(look, Err(Error::TimedOut { .. })), "{look:?}");
+        let told = r#"{"count":1,"max_model_len":9,"tokens":[7]}"#;
+        steps.send(peer::json("200 OK", told)).await.expect("it waits");
+    });
+    assert_eq!(tokens.expect("in time"), [7]);
+}
+
 #[tokio::test]
 async fn silence_between_chunks_is_bounded() {
     let peer = Peer::start(|_| Reply::SendAndHold(peer::stream(&["a"]))).await;

@@ -263,7 +263,7 @@ async fn tenants_have_salts_of_their_own_and_clients_none() {
 /// A stop lets a stream end, and ends one that does not.
 #[tokio::test]
 async fn a_stop_drains_and_then_cuts() {
-    use fak::gateway::{self, ServeConfig};
+    use fak::gateway::{self, Ends, ServeConfig};
     use fak::runtime::{OnExit, TaskGroup};
 
     let text = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"}}]}\n\n";
@@ -282,7 +282,8 @@ async fn a_stop_drains_and_then_cuts() {
     let listener = gateway::listen(([127, 0, 0, 1], 0).into()).unwrap();
     let address = listener.local_addr().unwrap();
     let mut stopping = TaskGroup::new();
-    let ends = (stopping.shutdown(), gateway.cutoff());
+    let stop = stopping.shutdown();
+    let ends = Ends { announced: stop.clone(), stop, cutoff: gateway.cutoff() };
     let config = ServeConfig { drain: Duration::from_millis(50), ..ServeConfig::default() };
     let (done, ended) = tokio::sync::oneshot::channel();
     stopping.spawn("gateway", OnExit::Report, async move {

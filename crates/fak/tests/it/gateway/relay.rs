@@ -276,13 +276,98 @@ async fn a_compressed_answer_keeps_its_length() {
     let answer = rig.post_with(CHAT, &[("accept-encoding", "gzip")], &chat(false)).await;
     assert_eq!(&answer.body[..], gzip);
     assert_eq!(answer.header("content-length"), Some(gzip.len().to_string().as_str()));
-    assert_eq!(peer.request().await.header("accept-encoding"), None);
+    assert_eq!(peer.request().await.header("accept-encoding"), Some("identity"));
+}
+
+/// The usage that fak asked for is in there, and fak cannot cut it.
+#[tokio::test]
+async fn a_compressed_stream_does_not_bring_the_usage_that_fak_asked_for() {
+    let gzip = b"\x1f\x8b\x08 not really";
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\
+                content-encoding: gzip\r\nconnection: close\r\n\r\n";
+    let reply = [head.as_bytes(), gzip].concat();
+    let mut peer = Peer::start(move |_| Reply::SendAndClose(reply.clone())).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    let answer = rig.post_with(CHAT, &[("accept-encoding", "gzip")], &chat(true)).await;
+    assert_eq!((answer.status.as_u16(), answer.code().as_str()), (502, "worker_answer_encoded"));
+    assert!(answer.text().contains("gzip"), "{}", answer.text());
+    assert_eq!(peer.request().await.header("accept-encoding"), Some("identity"));
+    // Who asked for usage gets what the engine sent.
+    let mut asks: Value = serde_json::from_str(&chat(true)).unwrap();
+    asks["stream_options"] = json!({"include_usage": true});
+    let answer = rig.post(CHAT, &asks.to_string()).await;
+    assert_eq!(&answer.body[..], gzip);
+}
+
+/// The stream as a client reads it, one event a chunk: each is whole when it is there.
+#[tokio::test]
+async fn streams_of_any_line_ends_pass_byte_for_byte_and_no_byte_late() {
+    for end in ["\n", "\r", "\r\n"] {
+        let (steps, walked) = mpsc::channel(8);
+        let walked = Mutex::new(Some(walked));
+        let peer = Peer::start(move |_| Reply::Steps(walked.lock().unwrap().take().unwrap())).await;
+        let rig = Rig::over(&[peer.url()]).await;
+        let events = [text("0"), text("1"), finish(), DONE.to_owned()];
+        let events = events.map(|event| event.replace('\n', end));
+        steps.send(peer::STREAM_HEAD.as_bytes().to_vec()).await.unwrap();
+        steps.send(chunk(events[0].as_bytes())).await.unwrap();
+        let mut answer = rig.open("POST", CHAT, &[], &chat(true)).await;
+        assert_eq!(next(&mut answer).await.unwrap(), events[0]);
+        for event in &events[1..] {
+            steps.send(chunk(event.as_bytes())).await.unwrap();
+            assert_eq!(next(&mut answer).await.unwrap(), *event, "{end:?}");
+        }
+        steps.send(b"0\r\n\r\n".to_vec()).await.unwrap();
+        assert_eq!(next(&mut answer).await, None);
+        // And however it is cut, with a comment behind its end that no empty line follows.
+        let stream = format!("\u{feff}: hi{end}{}: bye{end}", events.concat());
+        for size in 1..12 {
+            let reply = pieces(&stream, size);
+            let peer = Peer::start(move |_| Reply::Send(reply.clone())).await;
+            let rig = Rig::over(&[peer.url()]).await;
+            assert_eq!(rig.post(CHAT, &chat(true)).await.text(), stream, "{end:?} in {size}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_error_beside_choices_ends_no_stream() {
+    for error in ["{}", "false", "{\"message\":\"soft\"}", "\"text\"", "7"] {
+        let soft = text("a").replace("\"unknown\"", &format!("\"error\":{error},\"unknown\""));
+        assert!(soft.contains("\"error\""));
+        let stream = [soft, finish(), DONE.to_owned()].concat();
+        let reply = pieces(&stream, 50);
+        let peer = Peer::start(move |_| Reply::Send(reply.clone())).await;
+        let rig = Rig::over(&[peer.url()]).await;
+        assert_eq!(rig.post(CHAT, &chat(true)).await.text(), stream);
+        rig.counted("fak_requests_total{outcome=\"ok\",route=\"/v1/chat/completions\"}", 1).await;
+    }
+}
+
+#[tokio::test]
+async fn of_a_usage_chunk_only_what_fak_asked_for_is_cut() {
+    let usage = "{\"prompt_tokens\":9}";
+    let stream = |rest: &str| {
+        let ping = ": ping\n";
+        let alone = format!("{ping}data: {{\"choices\":[],\"usage\":{usage}{rest}}}\n\n");
+        [text("a"), finish(), alone, DONE.to_owned()].concat()
+    };
+    let asked =
+        [("", ": ping\n\n"), (",\"x\":1.50", ": ping\ndata: {\"choices\":[],\"x\":1.50}\n\n")];
+    for (rest, kept) in asked {
+        let reply = pieces(&stream(rest), 40);
+        let peer = Peer::start(move |_| Reply::Send(reply.clone())).await;
+        let rig = Rig::over(&[peer.url()]).await;
+        let expected = [&text("a"), &finish(), kept, DONE].concat();
+        assert_eq!(rig.post(CHAT, &chat(true)).await.text(), expected);
+    }
 }
 
 /// Other routes pass as they are, and their streams are not taken for OpenAI's.
 #[tokio::test]
 async fn a_route_that_is_not_read_passes_as_it_is() {
-    let events = "event: message_start\ndata: {\"type\":\"message_start\"}\n\n";
+    let events = "event: message_start\ndata: {\"type\":\"message_start\"}\n\n\
+                  event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
     let reply = peer::whole_stream(&[events]);
     let mut peer = Peer::start(move |_| Reply::Send(reply.clone())).await;
     let rig = Rig::over(&[peer.url()]).await;

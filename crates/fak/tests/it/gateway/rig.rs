@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fak::engine::{Client, Endpoints, Engine, Model, Secret, Timeouts};
 use fak::fleet::{Door, Fleet, State, Worker};
-use fak::gateway::{self, Config, Contradiction, Doubt, Gateway, Parts, ServeConfig};
+use fak::gateway::{self, Config, Contradiction, Doubt, Ends, Gateway, Parts, ServeConfig};
 use fak::runtime::{OnExit, TaskGroup};
 use fak::sessions::Sessions;
 use fak::telemetry::{self, Registry};
@@ -69,6 +69,8 @@ impl Doubt for Told {
 pub(crate) struct Setup {
     pub(crate) config: Config,
     pub(crate) timeouts: Timeouts,
+    /// The worker between whose chunks no more than [that](SHORT) may pass.
+    pub(crate) impatient: Option<usize>,
     /// The worker from which a first byte has to come [soon](SHORT).
     pub(crate) hurried: Option<usize>,
     pub(crate) sessions: Option<Sessions>,
@@ -82,10 +84,11 @@ pub(crate) fn setup() -> Setup {
         unary: PATIENT,
         control: PATIENT,
         probe: PATIENT,
+        tokenize: PATIENT,
     };
     let clock = || jiff::Timestamp::UNIX_EPOCH;
     let config = Config { head_within: PATIENT, audit_after: SHORT, clock, ..Config::default() };
-    Setup { config, timeouts, hurried: None, sessions: None }
+    Setup { config, timeouts, impatient: None, hurried: None, sessions: None }
 }
 
 /// A whole answer.
@@ -122,10 +125,13 @@ impl Rig {
     }
 
     pub(crate) async fn with(urls: &[String], setup: Setup) -> Self {
-        let Setup { config, timeouts, hurried, sessions } = setup;
+        let Setup { config, timeouts, impatient, hurried, sessions } = setup;
         let worker = |(number, url): (usize, &String)| {
             let key = Secret::new(WORKER_KEY.to_owned());
             let mut timeouts = timeouts.clone();
+            if impatient.is_some_and(|last| number <= last) {
+                timeouts.idle = SHORT;
+            }
             if hurried == Some(number) {
                 timeouts.first_byte = SHORT;
             }
@@ -172,13 +178,14 @@ impl Rig {
         tasks.spawn("auditor", OnExit::StopProcess, auditor.run(tasks.shutdown()));
         let aborts = gateway.clone().deliver_aborts(tasks.shutdown());
         tasks.spawn("deferred aborts", OnExit::StopProcess, aborts);
-        let stop = (tasks.shutdown(), gateway.cutoff());
+        let stop = tasks.shutdown();
+        let ends = Ends { announced: stop.clone(), stop, cutoff: gateway.cutoff() };
         tasks.spawn("gateway", OnExit::StopProcess, async move {
             let service = move |request| {
                 let gateway = gateway.clone();
                 async move { gateway.handle(request).await }
             };
-            gateway::serve(listener, service, ServeConfig::default(), stop).await;
+            gateway::serve(listener, service, ServeConfig::default(), ends).await;
         });
         let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
         Self {

@@ -145,6 +145,36 @@ async fn the_header_names_the_session_before_the_body_does() {
     );
 }
 
+/// Where nothing that is meant for it names one.
+#[tokio::test]
+async fn an_agents_own_name_for_its_session_is_taken() {
+    const AGENT: &str = "x-claude-code-session-id";
+    let (mut peers, rig, _) = answering(1).await;
+    let body = |user: &str| {
+        json!({"model": MODEL, "messages": [], "metadata": {"user_id": user}}).to_string()
+    };
+    let by_json = json!({"device_id": "d", "session_id": "5f-json"}).to_string();
+    for (headers, user, session) in [
+        (&[(AGENT, "5f-header")][..], by_json.as_str(), Some("5f-header")),
+        (&[], &by_json, Some("5f-json")),
+        (&[], "user_1_account_2_session_5f-text", Some("5f-text")),
+        (&[], "user_1", None),
+        (&[], "7", None),
+        (&[], "user_1_session_two words", None),
+        (&[(AGENT, "two words")], "user_1", None),
+        (&[(AGENT, "5f-header"), (SESSION, "named")], &by_json, Some("named")),
+    ] {
+        let answer = rig.post_with("/v1/messages", headers, &body(user)).await;
+        assert_eq!((answer.status, answer.header(SESSION)), (StatusCode::OK, session), "{user}");
+        let sent = peers[0].request().await;
+        let agent = headers.iter().find(|(name, _)| *name == AGENT).map(|(_, value)| *value);
+        assert_eq!((sent.header(AGENT), sent.json()), (agent, body(user).parse().unwrap()));
+    }
+    let keyed = json!({"model": MODEL, "messages": [], "prompt_cache_key": "key"}).to_string();
+    let answer = rig.post_with("/v1/messages", &[(AGENT, "5f-header")], &keyed).await;
+    assert_eq!(answer.header(SESSION), Some("key"));
+}
+
 #[tokio::test]
 async fn an_isolated_session_leaves_its_blocks_behind_and_others_keep_theirs() {
     let bridged = Bridged::start().await;
