@@ -48,7 +48,7 @@ pub struct State {
     pub incarnation: Option<Arc<str>>,
     /// The engine's version, where it told.
     pub version: Option<Arc<str>>,
-    /// The models that it serves; the last ones told while it does not answer.
+    /// The models that it serves, the last told in this life.
     pub models: Models,
     /// Whether no other adapter can come under a served name in this life of its process.
     pub are_adapters_fixed: bool,
@@ -64,12 +64,46 @@ pub struct State {
     pub streams: Arc<[Stream]>,
     /// The engine names ranks that publish nothing which can be heard.
     pub has_silent_ranks: bool,
+    /// What makes claims smaller.
+    pub caution: Caution,
+    /// The number, in events, of the rank that its rank header calls 0.
+    pub first_rank: u32,
     /// fak has started anew, and does not know yet what of the engine's history still holds.
     pub is_recovering: bool,
     /// The last scrape.
     pub metrics: Option<Arc<Metrics>>,
     /// The last row of the ledger on it.
     pub last_witness: Option<u64>,
+}
+
+/// What makes claims smaller, over one life of an engine.
+///
+/// Invariant: what was seen once stays: a look that shows nothing takes no caution away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Caution {
+    /// Whether the engine decodes speculatively; `None` while nothing told.
+    pub speculates: Option<bool>,
+    /// The most ranks that anything named or counted; `None` while nothing did.
+    pub ranks: Option<usize>,
+}
+
+impl Caution {
+    /// Takes in a scrape.
+    pub fn see(&mut self, metrics: &Metrics) {
+        self.hear_speculates(metrics.speculates());
+        self.hear_ranks(Some(metrics.running_ranks()).filter(|ranks| *ranks > 0));
+    }
+
+    /// Takes in whether something says that the engine decodes speculatively.
+    pub fn hear_speculates(&mut self, told: Option<bool>) {
+        // A yes is the greater of the two, and outlasts a no.
+        self.speculates = self.speculates.max(told);
+    }
+
+    /// Takes in how many ranks something names.
+    pub fn hear_ranks(&mut self, told: Option<usize>) {
+        self.ranks = self.ranks.max(told);
+    }
 }
 
 /// Which weights a worker computes with, as far as they can be told apart: equal values are of
@@ -136,6 +170,8 @@ impl State {
             ranks: Arc::default(),
             streams: Arc::default(),
             has_silent_ranks: false,
+            caution: Caution::default(),
+            first_rank: 0,
             is_recovering: false,
             metrics: None,
             last_witness: None,
@@ -167,18 +203,17 @@ impl State {
         self.models.has(model)
     }
 
-    /// Whether each of its ranks is listened to, as far as the engine names them or its metrics
-    /// count them.
+    /// Whether each of its ranks is listened to; not where nothing told how many it has.
     #[must_use]
     pub fn hears_all_ranks(&self) -> bool {
-        let counted = self.metrics.as_deref().map_or(0, Metrics::running_ranks);
-        !self.has_silent_ranks && counted <= self.ranks.len()
+        let is_heard = |counted| counted <= self.ranks.len();
+        !self.has_silent_ranks && self.caution.ranks.is_some_and(is_heard)
     }
 
-    /// Whether its engine may decode speculatively.
+    /// Whether its engine may decode speculatively: it may, until it tells that it does not.
     #[must_use]
     pub fn speculates(&self) -> bool {
-        self.metrics.as_deref().is_some_and(Metrics::speculates)
+        self.caution.speculates.unwrap_or(true)
     }
 
     /// Whether its engine sends a request to the rank that it names: vLLM does since 0.12.0

@@ -18,6 +18,7 @@ mod recovery;
 mod rollout;
 mod rows;
 mod settle;
+mod sources;
 pub(crate) mod translate;
 mod unwritten;
 mod version;

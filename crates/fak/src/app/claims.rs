@@ -76,7 +76,9 @@ impl Claims {
     ) -> Result<Self, Error> {
         let (sources, is_whole) = sources(worker, told)?;
         let is_whole = is_whole && metrics.running_ranks() <= sources.len();
-        let speculates = metrics.speculates();
+        let settings = told.settings.told();
+        let by_settings = settings.and_then(|settings| settings.speculates);
+        let speculates = metrics.speculates().max(by_settings).unwrap_or(true);
         let seed = RandomState::new().build_hasher().finish();
         let index = Arc::new(Index::new(seed, Limits::default()));
         // The report needs counts only.

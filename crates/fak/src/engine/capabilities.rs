@@ -3,6 +3,7 @@
 //! Invariant: silence is "unknown", and "unknown" is never read as a yes. An engine answers 200 to
 //! arguments that it does not know (observed, 0.32.0), so only a declaration counts.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -16,6 +17,8 @@ use super::{Engine, Error, Model, Models};
 
 /// Most models, event sources and connectors that are taken from an engine.
 const LIST_MAX: usize = 1024;
+/// Characters that are kept of a setting.
+const SETTING_CHARS_MAX: usize = 200;
 
 /// An answer and where it comes from, or why there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +37,12 @@ pub enum Learnt<T> {
     },
 }
 
+impl<T> Default for Learnt<T> {
+    fn default() -> Self {
+        Self::unknown("it was not asked")
+    }
+}
+
 impl<T> Learnt<T> {
     /// What was told, if anything.
     #[must_use]
@@ -49,7 +58,8 @@ impl<T> Learnt<T> {
     }
 
     /// This answer, else the other; where neither knows, both reasons.
-    fn or(self, other: Self) -> Self {
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
         match (self, other) {
             (told @ Self::Told { .. }, _) | (Self::Unknown { .. }, told @ Self::Told { .. }) => {
                 told
@@ -61,8 +71,8 @@ impl<T> Learnt<T> {
     }
 }
 
-/// What one engine can do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What one engine can do. By default nothing is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
     /// The version text of `/version`.
     pub version: Learnt<String>,
@@ -85,6 +95,54 @@ pub struct Capabilities {
     pub block_size: Learnt<u32>,
     /// Whether the prefix cache is on.
     pub prefix_caching: Learnt<bool>,
+    /// How the engine was started, as far as it shows that.
+    pub settings: Learnt<Settings>,
+}
+
+impl Capabilities {
+    /// These answers, and where one of them is missing the `earlier` one of the same life.
+    #[must_use]
+    pub fn or(self, earlier: Self) -> Self {
+        Self {
+            version: self.version.or(earlier.version),
+            clear_connector_cache: self.clear_connector_cache.or(earlier.clear_connector_cache),
+            kv_event_sources: self.kv_event_sources.or(earlier.kv_event_sources),
+            models: self.models.or(earlier.models),
+            loads_adapters: self.loads_adapters.or(earlier.loads_adapters),
+            connectors: self.connectors.or(earlier.connectors),
+            block_size: self.block_size.or(earlier.block_size),
+            prefix_caching: self.prefix_caching.or(earlier.prefix_caching),
+            settings: self.settings.or(earlier.settings),
+        }
+    }
+}
+
+/// What `/server_info` shows of how an engine was started; a field that it does not show is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Whether it decodes speculatively, by whatever method.
+    pub speculates: Option<bool>,
+    /// Whether it may be put to sleep: `--enable-sleep-mode`.
+    pub sleep_mode: Option<bool>,
+    /// Data-parallel ranks that this server hands requests to.
+    pub ranks: Option<u32>,
+    /// The number of the first of them in events and metrics. Under hybrid and external load
+    /// balancing the rank header counts from 0 over this server's ranks, while events name the
+    /// global rank (vLLM 0.32.0, `v1/engine/input_processor.py` and `core_client.py`, read).
+    pub first_rank: u32,
+    /// What the KV is computed with: model, revision, dtype and the like, by the setting's name.
+    pub identity: BTreeMap<&'static str, String>,
+    /// What a connector moves at once, by its class name.
+    pub chunks: BTreeMap<String, Chunk>,
+}
+
+/// How much a connector moves at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chunk {
+    /// Blocks of the device cache.
+    Blocks(u32),
+    /// Tokens.
+    Tokens(u32),
 }
 
 impl Engine {
@@ -118,7 +176,18 @@ impl Engine {
                 .or(block_size),
             prefix_caching: server
                 .read(|body| cache_setting(body, "enable_prefix_caching")?.as_bool()),
+            settings: server.read(settings),
         }
+    }
+
+    /// Asks the engine what it serves now: adapters come and go within one life.
+    pub async fn models(&self) -> Learnt<Models> {
+        self.look_data(Data::Models).await.read(self::models)
+    }
+
+    /// Asks the engine where its ranks publish now.
+    pub async fn kv_event_sources(&self) -> Learnt<Bytes> {
+        self.look(Control::KvEventSources).await.raw()
     }
 
     async fn look(&self, look: Control) -> Look {
@@ -211,6 +280,62 @@ fn connectors(body: &Value) -> Option<Vec<String>> {
             .collect(),
         _ => Some(vec![name.to_owned()]),
     }
+}
+
+/// Settings that KV depends on: with another value of one of them an old block is no use, or worse.
+const IDENTITY: &[(&str, &str)] = &[
+    ("model_config", "model"),
+    ("model_config", "revision"),
+    ("model_config", "dtype"),
+    ("model_config", "quantization"),
+    ("cache_config", "block_size"),
+    ("cache_config", "cache_dtype"),
+    ("parallel_config", "tensor_parallel_size"),
+    ("parallel_config", "pipeline_parallel_size"),
+];
+
+/// Nothing is taken of an answer in another form than JSON: `config_format` is not known to every
+/// version, and is text where it is not.
+fn settings(body: &Value) -> Option<Settings> {
+    let config = body.get("vllm_config")?.as_object()?;
+    let of = |section: &str, name: &str| config.get(section)?.get(name);
+    let number = |name: &str| u32::try_from(of("parallel_config", name)?.as_u64()?).ok();
+    let is_on = |name: &str| of("parallel_config", name).and_then(Value::as_bool) == Some(true);
+    let is_split = is_on("data_parallel_external_lb") || is_on("data_parallel_hybrid_lb");
+    let named = IDENTITY.iter().filter_map(|(section, name)| {
+        let value = match of(section, name)? {
+            Value::Null => return None,
+            Value::String(text) => text.chars().take(SETTING_CHARS_MAX).collect(),
+            value => value.to_string().chars().take(SETTING_CHARS_MAX).collect(),
+        };
+        Some((*name, value))
+    });
+    Some(Settings {
+        speculates: config.get("speculative_config").map(|config| !config.is_null()),
+        sleep_mode: of("model_config", "enable_sleep_mode").and_then(Value::as_bool),
+        ranks: number(if is_split { "data_parallel_size_local" } else { "data_parallel_size" }),
+        first_rank: number("data_parallel_rank").filter(|_| is_split).unwrap_or(0),
+        identity: named.collect(),
+        chunks: config.get("kv_transfer_config").map(chunks).unwrap_or_default(),
+    })
+}
+
+/// What each connector moves at once, a multi connector's parts by themselves. `block_size` of an
+/// offloading connector counts tokens and `blocks_per_chunk` blocks (vLLM 0.32.0,
+/// `kv_connector/v1/offloading/config.py`, read).
+fn chunks(transfer: &Value) -> BTreeMap<String, Chunk> {
+    let extra = |config: &Value, name: &str| {
+        let value = config.get("kv_connector_extra_config")?.get(name)?;
+        let number = value.as_u64().or_else(|| value.as_str()?.parse().ok())?;
+        u32::try_from(number).ok()
+    };
+    let one = |config: &Value| {
+        let name = config.get("kv_connector")?.as_str()?.to_owned();
+        let blocks = extra(config, "blocks_per_chunk").map(Chunk::Blocks);
+        Some((name, blocks.or_else(|| extra(config, "block_size").map(Chunk::Tokens))?))
+    };
+    let parts = transfer.pointer("/kv_connector_extra_config/connectors").and_then(Value::as_array);
+    parts.into_iter().flatten().take(LIST_MAX).chain([transfer]).filter_map(one).collect()
 }
 
 fn cache_setting<'a>(body: &'a Value, name: &str) -> Option<&'a Value> {

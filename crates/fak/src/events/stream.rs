@@ -16,6 +16,7 @@ use fak_kernel::{Belief, LossCause, TierSet};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
+use super::Item;
 use super::discover::Source;
 use super::endpoint::Endpoint;
 use super::fold::{Ask, Fold, Marker};
@@ -47,6 +48,8 @@ pub struct Status {
     pub last_seq: Option<u64>,
     /// The marker that the kernel wants sent, if one is.
     pub marker: Option<u64>,
+    /// Connections made so far: each may be to another process.
+    pub connections: u64,
 }
 
 enum Command {
@@ -140,6 +143,7 @@ pub struct Stream {
     commands: mpsc::Receiver<Command>,
     status: watch::Sender<Status>,
     tick: Interval,
+    connections: u64,
 }
 
 impl Stream {
@@ -159,7 +163,7 @@ impl Stream {
             name.clone(),
         );
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);
-        let (status, status_read) = watch::channel(status_of(&fold, None));
+        let (status, status_read) = watch::channel(status_of(&fold, None, 0));
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stream = Self {
@@ -173,6 +177,7 @@ impl Stream {
             commands,
             status,
             tick,
+            connections: 0,
         };
         (stream, Handle { id, rank: source.rank, commands: sender, status: status_read })
     }
@@ -182,7 +187,10 @@ impl Stream {
         loop {
             let asks = tokio::select! {
                 () = stop.requested() => break,
-                item = self.live.next() => self.fold.item(item),
+                item = self.live.next() => {
+                    self.connections += u64::from(matches!(item, Item::Connected { .. }));
+                    self.fold.item(item)
+                }
                 step = self.replay.next() => self.replayed(step),
                 command = self.commands.recv() => match command {
                     Some(command) => self.obey(command),
@@ -234,7 +242,7 @@ impl Stream {
                 Ask::Tell(note) => self.tell(note),
             }
         }
-        let now = status_of(&self.fold, marker);
+        let now = status_of(&self.fold, marker, self.connections);
         self.status.send_if_modified(|status| std::mem::replace(status, now) != now);
     }
 
@@ -264,7 +272,7 @@ impl Drop for Stream {
     }
 }
 
-fn status_of(fold: &Fold, marker: Option<u64>) -> Status {
+fn status_of(fold: &Fold, marker: Option<u64>, connections: u64) -> Status {
     let is_settled = fold.is_settled();
     Status {
         trust: fold.trust(),
@@ -272,6 +280,7 @@ fn status_of(fold: &Fold, marker: Option<u64>) -> Status {
         is_contested: fold.is_contested(),
         last_seq: fold.last_seq(),
         marker: marker.filter(|_| !is_settled),
+        connections,
     }
 }
 

@@ -1,12 +1,88 @@
 //! What an engine and its connector are proven to do, from what it told and from its version.
 //!
-//! Invariant: what is not told and not known of a version is not assumed. Sources: ENGINE.md
-//! sections 1 and 3 (vLLM 0.9.2 to 0.33.0, read; 0.32.0 observed).
+//! Invariant: what is not told and not known of a version is not assumed; and what was told counts
+//! for one life of the engine: another may be of another version, set up otherwise, and serve other
+//! models. Sources: ENGINE.md sections 1 and 3 (vLLM 0.9.2 to 0.33.0, read; 0.32.0 observed).
+
+use std::mem;
 
 use fak_kernel::witness::{Capabilities, Connector, Pauses};
 use fak_kernel::{Tier, TierSet};
 
+use super::owner::Owner;
 use crate::engine;
+use crate::fleet::Caution;
+
+/// Times that an engine which does not tell its connector, or where it publishes, is asked for it
+/// with everything else.
+const TRIES: u32 = 5;
+/// Looks between two questions for what changes within a life: adapters are loaded and unloaded.
+const ASK_EVERY: u32 = 5;
+
+impl Owner {
+    /// Asks the engine what it is and where its ranks publish. True where ranks are followed that
+    /// were not before.
+    pub(super) async fn learn(&mut self) -> bool {
+        let told = self.worker.engine.capabilities().await;
+        self.told = told.or(mem::take(&mut self.told));
+        self.tries += 1;
+        self.state.capabilities = capabilities(&self.told);
+        self.state.version = self.told.version.told().map(|v| v.as_str().into());
+        self.show_models();
+        self.block_size = self.told.block_size.told().copied();
+        self.connectors = self.told.connectors.told().cloned();
+        if let Some(settings) = self.told.settings.told() {
+            self.state.caution.hear_speculates(settings.speculates);
+            self.state.caution.hear_ranks(settings.ranks.map(|ranks| ranks as usize));
+            self.state.first_rank = settings.first_rank;
+        }
+        let has_new_ranks = self.follow_told();
+        // The first `/server_info` of a busy engine can take longer than a look (0.32.0, observed),
+        // and an engine may never tell where it publishes.
+        let is_placed = self.told.connectors.told().is_some() && !self.ranks.is_empty();
+        let is_told = self.told.version.told().is_some() && self.told.models.told().is_some();
+        self.has_learnt = is_told && (is_placed || self.tries >= TRIES);
+        has_new_ranks
+    }
+
+    /// Asks for what is still missing, and again for what may have changed. True where ranks are
+    /// followed that were not before.
+    pub(super) async fn learn_on(&mut self) -> bool {
+        if !self.has_learnt {
+            return self.learn().await;
+        }
+        let is_due = self.looks.is_multiple_of(ASK_EVERY) || mem::take(&mut self.is_hinted);
+        if is_due {
+            let told = self.worker.engine.models().await;
+            self.told.models = told.or(mem::take(&mut self.told.models));
+            self.show_models();
+        }
+        if self.has_reconnected() || is_due && self.ranks.is_empty() {
+            return self.ask_sources().await;
+        }
+        false
+    }
+
+    /// The engine may be another from here on: what the one before told says nothing of it.
+    pub(super) fn forget_life(&mut self) {
+        self.told = engine::Capabilities::default();
+        self.has_learnt = false;
+        self.tries = 0;
+        self.state.models = Default::default();
+        self.state.are_adapters_fixed = false;
+        self.state.version = None;
+        self.state.caution = Caution::default();
+        self.block_size = None;
+        self.connectors = None;
+    }
+
+    fn show_models(&mut self) {
+        if let Some(models) = self.told.models.told() {
+            self.state.models = models.clone();
+        }
+        self.state.are_adapters_fixed = self.told.loads_adapters.told() == Some(&false);
+    }
+}
 
 /// A vLLM version, as far as behaviour depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,8 +140,11 @@ fn connector(names: &[String]) -> Connector {
 fn tiers(names: &[String]) -> TierSet {
     names.iter().fold(TierSet::GPU, |tiers, name| {
         tiers.with(match name.as_str() {
-            "OffloadingConnector" | "SimpleCPUOffloadConnector" => TierSet::of(Tier::Cpu),
-            "MooncakeStoreConnector" => TierSet::of(Tier::Remote),
+            // A Mooncake store lies in the memory of its hosts, and its events say `cpu` (0.32.0,
+            // source).
+            "OffloadingConnector" | "SimpleCPUOffloadConnector" | "MooncakeStoreConnector" => {
+                TierSet::of(Tier::Cpu)
+            }
             _ => TierSet::CONNECTOR,
         })
     })

@@ -17,15 +17,17 @@ use super::act::Refuser;
 use super::probe::{Look, Progress};
 use super::recovery::Recovery;
 use super::rows::{error_chain, new_intent, outcome, told};
+use super::sources::Followed;
 use super::unwritten::{Backlog, Unwritten};
 use super::version::Versions;
 use super::weights;
-use super::{Command, learn, translate};
-use crate::events::blind::{self, Blindness};
-use crate::events::discover::{self, Source};
-use crate::events::stream::{Handle, Sink, Status, Stream};
+use super::{Command, translate};
+use crate::engine;
+use crate::events::blind;
+use crate::events::discover::Source;
+use crate::events::stream::{Handle, Sink, Status};
 use crate::fleet::{self, Fleet, Rank, State, Worker};
-use crate::runtime::{OnExit, Shutdown, TaskGroup};
+use crate::runtime::Shutdown;
 use crate::store::{self, NewIntent, Outcome, Row, Store};
 
 /// What owners share.
@@ -60,18 +62,24 @@ pub struct Owner {
     pub(super) is_busy: Arc<AtomicBool>,
     pub(super) state: State,
     pub(super) ranks: Vec<Handle>,
-    pub(super) streams: TaskGroup,
+    /// Of each rank, in the same order: what is followed for it.
+    pub(super) followed: Vec<Followed>,
     /// What ranks notice, with their numbers: for their streams, and what came.
     pub(super) notes: (mpsc::Sender<RankNote>, mpsc::Receiver<RankNote>),
     pub(super) failures: u32,
+    /// What the engine told in this life.
+    pub(super) told: engine::Capabilities,
+    /// Whether that is all that is asked for.
     pub(super) has_learnt: bool,
     /// How often it was asked what it is, in this life.
     pub(super) tries: u32,
+    /// Looks at it, in all.
+    pub(super) looks: u32,
+    /// Somebody was let down by it: what it serves is asked with the next look.
+    pub(super) is_hinted: bool,
     /// Tokens in a block of the device cache, where the engine told.
     pub(super) block_size: Option<u32>,
     pub(super) progress: Progress,
-    /// By rank: its watch, and what it found.
-    pub(super) blindness: Vec<(Blindness, bool)>,
     /// The connector's class names, where the engine told them.
     pub(super) connectors: Option<Vec<String>>,
     /// By the engine and by who loads them.
@@ -90,9 +98,6 @@ pub struct Owner {
     /// Rows that the database has not taken yet.
     pub(super) backlog: Backlog,
 }
-
-/// Times that an engine which does not tell its connector is asked for it.
-const LEARN_TRIES: u32 = 5;
 
 type RankNote = (u32, Note);
 
@@ -114,14 +119,16 @@ impl Owner {
             is_busy,
             state: State::unobserved(),
             ranks: Vec::new(),
-            streams: TaskGroup::new(),
+            followed: Vec::new(),
             notes: mpsc::channel(NOTES_MAX),
             failures: 0,
+            told: engine::Capabilities::default(),
             has_learnt: false,
             tries: 0,
+            looks: 0,
+            is_hinted: false,
             block_size: None,
             progress: Progress::default(),
-            blindness: Vec::new(),
             connectors: None,
             versions: Versions::default(),
             hold: None,
@@ -173,6 +180,7 @@ impl Owner {
                         self.contradicted(claimed, cached).await;
                     }
                     Some(Command::Look { done }) => {
+                        self.is_hinted = true;
                         self.look().await;
                         // Whoever asked may have left.
                         let _ = done.send(());
@@ -234,11 +242,9 @@ impl Owner {
         }
         self.failures = 0;
         let is_other_life = self.is_other_life(look);
-        let was_heard = !self.ranks.is_empty();
-        let is_first = self.tries == 0;
-        if is_first {
-            self.learn().await;
-        }
+        let is_first = self.looks == 0;
+        self.looks = self.looks.saturating_add(1);
+        let mut has_new_ranks = is_first && self.learn().await;
         if is_other_life {
             self.state.incarnation = look.incarnation();
             self.recovery = Recovery::default();
@@ -246,16 +252,21 @@ impl Owner {
             // ended before this fak began, the new one is all there is to go by.
             self.notice_anyhow(Move::Restart, look).await;
         }
-        if !is_first && (is_other_life || !self.has_learnt) {
-            self.tries = if is_other_life { 0 } else { self.tries };
-            self.learn().await;
+        if !is_first {
+            if is_other_life {
+                self.forget_life();
+            }
+            has_new_ranks = self.learn_on().await;
         }
-        if !was_heard && !self.ranks.is_empty() {
+        if has_new_ranks {
             let (store, worker) = (&self.config.store, &self.worker.id);
             self.recovery = Recovery::begin(store, worker, look.incarnation().as_deref()).await;
             if self.recovery.is_cold() {
                 self.tell(Event::Distrust { kv: PerTier::all(Disposition::Unknown) }).await;
             }
+        }
+        if let Some(metrics) = &look.metrics {
+            self.state.caution.see(metrics);
         }
         self.state.metrics.clone_from(&look.metrics);
         if self.state.incarnation.is_none() {
@@ -279,15 +290,15 @@ impl Owner {
     fn watch_for_blindness(&mut self, look: &Look) {
         let Some(metrics) = &look.metrics else { return };
         let now = Instant::now();
-        for (rank, (watch, is_blind)) in self.ranks.iter().zip(&mut self.blindness) {
+        for (rank, followed) in self.ranks.iter().zip(&mut self.followed) {
             let queries = metrics.ranks.get(&rank.rank()).and_then(|r| r.prefix_queries);
             let last_seq = rank.status().last_seq;
-            let found = watch.see(queries, last_seq, now, self.config.patience);
-            if found && !*is_blind {
+            let found = followed.watch.see(queries, last_seq, now, self.config.patience);
+            if found && !followed.is_blind {
                 let (worker, rank, causes) = (&self.worker.id, rank.rank(), blind::CAUSES);
                 tracing::warn!(%worker, rank, causes, "blind: lookups without any event");
             }
-            *is_blind = found;
+            followed.is_blind = found;
         }
     }
 
@@ -296,69 +307,17 @@ impl Owner {
         known.is_some() && seen.is_some() && *known != seen
     }
 
-    /// Asks the engine what it is and where its ranks publish.
-    async fn learn(&mut self) {
-        let told = self.worker.engine.capabilities().await;
-        self.state.capabilities = learn::capabilities(&told);
-        self.state.version = told.version.told().map(|v| v.as_str().into());
-        if let Some(models) = told.models.told() {
-            self.state.models = models.clone();
-            self.state.are_adapters_fixed = told.loads_adapters.told() == Some(&false);
-        }
-        self.block_size = told.block_size.told().copied();
-        self.connectors = told.connectors.told().cloned();
-        self.tries += 1;
-        // The first `/server_info` of a busy engine can take longer than a look (0.32.0, observed).
-        let is_whole = told.connectors.told().is_some() || self.tries >= LEARN_TRIES;
-        let is_told = told.version.told().is_some() && told.models.told().is_some();
-        self.has_learnt = is_told && is_whole;
-        if self.ranks.is_empty() {
-            let sources = self.sources(&told);
-            self.follow(sources);
-        }
-    }
-
-    fn sources(&mut self, told: &crate::engine::Capabilities) -> Events {
-        if let Some(named) = self.config.events.get(&self.worker.id) {
-            return named.clone();
-        }
-        let host = self.worker.engine.endpoints().origin().host();
-        let found = told.kv_event_sources.told().map(|body| discover::from_answer(body, host));
-        match found {
-            Some(Ok(found)) => {
-                self.state.has_silent_ranks = !found.silent.is_empty();
-                for (rank, silent) in &found.silent {
-                    tracing::warn!(worker = %self.worker.id, rank, %silent, "routed by load alone");
-                }
-                found.sources
-            }
-            Some(Err(error)) => {
-                tracing::warn!(worker = %self.worker.id, %error, "routed by load alone");
-                Vec::new()
-            }
-            None => Vec::new(),
-        }
-    }
-
-    fn follow(&mut self, sources: Events) {
-        for source in sources {
-            let notes = Some(self.notes.0.clone());
-            let sink = Sink { notes, ..self.config.sink.clone() };
-            let (stream, handle) = Stream::new(&self.worker.id, source, sink);
-            let stop = self.streams.shutdown();
-            self.streams.spawn("rank events", OnExit::Report, stream.run(stop));
-            self.ranks.push(handle);
-            self.blindness.push((Blindness::default(), false));
-        }
-    }
-
     /// What a rank's stream noticed. Its beliefs have followed already.
     async fn note(&mut self, rank: u32, note: Note) {
         let mv = match note {
             Note::ClearUnexplained { .. } => Move::ClearUnexplained,
             Note::GapNotClosed => Move::Gap,
             // The process's own start time tells of another life, or the next look does.
-            Note::NewLife => return self.look().await,
+            Note::NewLife => {
+                // It may be set up otherwise, and the next look may not show that.
+                self.forget_life();
+                return self.look().await;
+            }
             Note::Gap { .. } | Note::GapClosed | Note::Settled => return,
         };
         let verdict = self.judge_noticed(mv, &Observed::Nothing);
@@ -467,10 +426,10 @@ impl Owner {
 
     pub(super) fn publish_standing(&mut self) {
         self.slept = self.slept.filter(|_| self.state.phase() == Phase::Sleeping);
-        let watched = self.ranks.iter().zip(&self.blindness).map(|(handle, (_, is_blind))| {
+        let watched = self.ranks.iter().zip(&self.followed).map(|(handle, followed)| {
             let Status { trust, last_seq, .. } = handle.status();
-            let stream =
-                fleet::Stream { rank: handle.rank(), trust, last_seq, is_blind: *is_blind };
+            let is_blind = followed.is_blind;
+            let stream = fleet::Stream { rank: handle.rank(), trust, last_seq, is_blind };
             (Rank { number: handle.rank(), id: handle.id(), trust }, stream)
         });
         let (ranks, streams): (Vec<_>, Vec<_>) = watched.unzip();

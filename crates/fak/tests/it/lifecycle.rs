@@ -4,9 +4,12 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod faults;
+mod front;
 mod inherit;
+mod learn;
 mod rig;
 mod rollout;
+mod scripted;
 mod weights;
 
 use std::time::Duration;

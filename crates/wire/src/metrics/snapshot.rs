@@ -111,14 +111,23 @@ impl Snapshot {
         self.ranks.values().filter(|rank| rank.running.is_some()).count()
     }
 
-    /// Whether the engine may decode speculatively. Only the Rust frontend gives the counter
-    /// without it, and that gives no sleep state.
+    /// Whether the engine decodes speculatively; `None` where the scrape does not tell. The counter
+    /// is there from the start where the engine is set up so, and only then (vLLM 0.32.0,
+    /// `v1/spec_decode/metrics.py`, read); but the Rust frontend, which gives no sleep state, gives
+    /// it always.
     #[must_use]
-    pub fn speculates(&self) -> bool {
-        let is_frontend = |rank: &Signals| rank.sleep.is_none();
-        let may =
-            |rank: &Signals| rank.drafts.is_some_and(|drafts| drafts > 0.0 || !is_frontend(rank));
-        self.ranks.values().any(may)
+    pub fn speculates(&self) -> Option<bool> {
+        let of = |rank: &Signals| match (rank.drafts, rank.running) {
+            (Some(drafts), _) if drafts > 0.0 || rank.sleep.is_some() => Some(true),
+            (Some(_), _) | (None, None) => None,
+            (None, Some(_)) => Some(false),
+        };
+        let ranks: Vec<_> = self.ranks.values().map(of).collect();
+        if ranks.contains(&Some(true)) {
+            return Some(true);
+        }
+        let is_told = !ranks.is_empty() && !ranks.contains(&None);
+        is_told.then_some(false)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What an engine does not say is unknown, with the reason.
 
-use fak::engine::{Capabilities, Learnt};
+use fak::engine::{Capabilities, Chunk, Learnt};
 use serde_json::{Value, json};
 
 use super::peer::{self, Peer, Reply, Request};
@@ -129,4 +129,41 @@ async fn connectors_are_told_by_their_parts_and_secrets_stay_out() {
     })
     .await;
     assert_eq!(learnt.connectors.told(), None, "a text is no configuration");
+}
+
+#[tokio::test]
+async fn what_server_info_shows_of_how_an_engine_was_started_is_read() {
+    let parallel = |size, local, rank, is_hybrid| {
+        json!({"data_parallel_size": size, "data_parallel_size_local": local,
+            "data_parallel_rank": rank, "data_parallel_hybrid_lb": is_hybrid,
+            "data_parallel_external_lb": false})
+    };
+    for (speculative, parallel, expected) in [
+        (Value::Null, parallel(2, 2, 0, false), (Some(false), Some(2), 0)),
+        (json!({"method": "eagle"}), parallel(8, 4, 4, true), (Some(true), Some(4), 4)),
+        (json!({}), json!({}), (Some(true), None, 0)),
+    ] {
+        let extra = json!({"blocks_per_chunk": 4});
+        let config = json!({
+            "speculative_config": speculative,
+            "parallel_config": parallel,
+            "model_config": {"model": "/m", "revision": null, "dtype": "torch.bfloat16",
+                "enable_sleep_mode": true},
+            "cache_config": {"block_size": 16, "cache_dtype": "auto"},
+            "kv_transfer_config":
+                {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra},
+        });
+        let learnt = learnt(move |request| match request.line() {
+            "GET /server_info?config_format=json" => server_info(&config),
+            _ => not_found(),
+        })
+        .await;
+        let told = learnt.settings.told().expect("told");
+        assert_eq!((told.speculates, told.ranks, told.first_rank), expected);
+        assert_eq!(told.sleep_mode, Some(true));
+        let identity: Vec<_> = told.identity.iter().map(|(k, v)| (*k, v.as_str())).collect();
+        let (block, dtype) = (("block_size", "16"), ("dtype", "torch.bfloat16"));
+        assert_eq!(identity, [block, ("cache_dtype", "auto"), dtype, ("model", "/m")]);
+        assert_eq!(told.chunks.get("OffloadingConnector"), Some(&Chunk::Blocks(4)));
+    }
 }

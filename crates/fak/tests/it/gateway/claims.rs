@@ -1,5 +1,6 @@
 //! What is claimed, from which tokens, and what the engine then says.
 
+use fak::fleet::Caution;
 use fak_index::{Loss, Origin};
 use fak_kernel::{Belief, LossCause, TierSet};
 use serde_json::{Value, json};
@@ -329,7 +330,8 @@ fn counting(rig: &Rig, version: &str, ranks: u32) {
     let limits = fak_wire::metrics::Limits::default();
     let metrics = fak_wire::metrics::parse(scrape.as_bytes(), &limits).unwrap();
     rig.state(0, |state| {
-        state.metrics = Some(std::sync::Arc::new(metrics));
+        state.caution = Caution::default();
+        state.caution.see(&metrics);
         state.version = Some(version.into());
     });
 }
@@ -339,19 +341,26 @@ fn counting(rig: &Rig, version: &str, ranks: u32) {
 #[tokio::test]
 async fn the_last_block_is_not_claimed_of_an_engine_that_decodes_speculatively() {
     let (_peer, rig, tokens) = claiming(Some(64)).await;
+    let running = "vllm:num_requests_running{engine=\"0\"} 0\n";
     let awake = "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 1\n";
     let drafts = |n| format!("vllm:spec_decode_num_drafts_total{{engine=\"0\"}} {n}\n");
     for (scrape, length, kv, warm) in [
-        (awake.to_owned(), 100, "warm", "gpu=96"),
+        (running.to_owned(), 100, "warm", "gpu=96"),
         (awake.to_owned() + &drafts(0), 100, "warm", "gpu=64"),
         (awake.to_owned() + &drafts(7), 100, "warm", "gpu=64"),
         (drafts(7), 40, "unknown", "0"),
         // As the Rust frontend gives it, whatever its engine does.
-        (drafts(0), 100, "warm", "gpu=96"),
+        (drafts(0), 100, "warm", "gpu=64"),
+        // A scrape that shows nothing.
+        (String::new(), 100, "warm", "gpu=64"),
     ] {
         let limits = fak_wire::metrics::Limits::default();
         let metrics = fak_wire::metrics::parse(scrape.as_bytes(), &limits).unwrap();
-        rig.state(0, |state| state.metrics = Some(std::sync::Arc::new(metrics)));
+        let known = Caution { speculates: None, ranks: Some(1) };
+        rig.state(0, |state| {
+            state.caution = known;
+            state.caution.see(&metrics);
+        });
         let answer = rig.post(COMPLETIONS, &prompt(&tokens[..length])).await;
         let told = (answer.header("x-fak-kv"), answer.header("x-fak-warm-tokens"));
         assert_eq!(told, (Some(kv), Some(warm)), "{scrape}");
@@ -373,8 +382,10 @@ async fn nothing_is_claimed_where_the_engine_has_a_rank_that_is_not_heard() {
     assert_eq!(ask(&[], &[1, 2, 3]).await, "unknown", "nor that it is cold");
     assert_eq!(ask(&[("x-data-parallel-rank", "1")], &tokens).await, "unknown");
     assert_eq!(ask(&[("x-data-parallel-rank", "0")], &tokens).await, "warm");
-    // Without metrics, by what it says of where its events are.
-    rig.state(0, |state| state.metrics = None);
+    // Nothing has told how many there are.
+    rig.state(0, |state| state.caution.ranks = None);
+    assert_eq!(ask(&[], &tokens).await, "unknown");
+    rig.state(0, |state| state.caution.ranks = Some(1));
     assert_eq!(ask(&[], &tokens).await, "warm");
     rig.state(0, |state| state.has_silent_ranks = true);
     assert_eq!(ask(&[], &tokens).await, "unknown");

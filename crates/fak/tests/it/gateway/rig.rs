@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fak::engine::{Client, Endpoints, Engine, Model, Secret, Timeouts};
-use fak::fleet::{Door, Fleet, State, Worker};
+use fak::fleet::{Caution, Door, Fleet, State, Worker};
 use fak::gateway::{self, Config, Contradiction, Doubt, Ends, Gateway, Parts, ServeConfig};
 use fak::runtime::{OnExit, TaskGroup};
 use fak::sessions::Sessions;
@@ -147,6 +147,7 @@ impl Rig {
                 state.standing = Standing::SERVING;
                 state.is_reachable = true;
                 state.models = [Model::base(MODEL)].into_iter().collect();
+                state.caution = Caution { speculates: Some(false), ranks: Some(0) };
             });
         }
         rig

@@ -342,7 +342,7 @@ async fn a_process_with_another_version_does_not_reach_what_outlived_the_one_bef
         bridged.lifecycle.look("w0").await.unwrap();
         let state = bridged.rig.fleet.snapshot().workers[0].state.clone();
         assert_eq!(state.weight_version.as_deref(), Some("default"));
-        assert_eq!(state.standing.stale.has(Tier::Remote), is_stale, "{connector:?}");
+        assert_eq!(state.standing.stale.has(Tier::Cpu), is_stale, "{connector:?}");
         assert_eq!(bridged.sim.holds(&tokens, None).stale > 0, is_stale, "{connector:?}");
         let (_, claimed, cached) = bridged.claimed_and_cached(&text).await;
         assert_eq!((claimed.as_str(), cached), ("0", 0), "{connector:?}");

@@ -88,7 +88,7 @@ async fn a_worker_that_answers_otherwise_than_before_its_sleep_stays_out() {
 #[tokio::test]
 async fn an_engine_that_restarted_while_no_fak_looked_is_noticed() {
     // Beside a store that outlives it, the new process's own version is a change of weights.
-    let outliving = TierSet::GPU.with(TierSet::of(Tier::Remote));
+    let outliving = TierSet::GPU.with(TierSet::of(Tier::Cpu));
     for (connector, left) in
         [(Connector::Offloading, TierSet::NONE), (Connector::Mooncake, outliving)]
     {

@@ -16,7 +16,9 @@ use fak_kernel::Tier;
 use fak_kernel::rank::Trust;
 use fak_kernel::witness::Move;
 use fak_sim::{Binds, Connector, Sim, SimConfig};
+use futures_util::future::join_all;
 
+use super::front::Front;
 use crate::owners;
 
 pub(crate) struct Rig {
@@ -26,6 +28,7 @@ pub(crate) struct Rig {
     store: Store,
     index: Arc<Index>,
     engine: Engine,
+    front: Option<Front>,
     tasks: TaskGroup,
 }
 
@@ -36,11 +39,14 @@ struct Options {
     replays: bool,
     /// Whether `/collective_rpc` is open.
     reloads: bool,
+    /// Whether the engine is behind an address that may be pointed to others.
+    is_fronted: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { control: Timeouts::default().control, replays: true, reloads: false }
+        let control = Timeouts::default().control;
+        Self { control, replays: true, reloads: false, is_fronted: false }
     }
 }
 
@@ -72,11 +78,34 @@ impl Rig {
         Self::within(config, Options::default()).await
     }
 
+    /// With rank 0's event socket named, as on an engine that cannot tell where it publishes.
+    pub(crate) async fn named(config: SimConfig) -> Self {
+        Self::within(config, Options { replays: false, ..Options::default() }).await
+    }
+
+    /// Behind an address that may be pointed to another engine.
+    pub(crate) async fn fronted(config: SimConfig) -> Self {
+        Self::within(config, Options { is_fronted: true, ..Options::default() }).await
+    }
+
     async fn within(config: SimConfig, options: Options) -> Self {
-        let Options { control, replays, reloads } = options;
         let sim = Sim::start(config, Binds::default()).await.unwrap();
+        let rig = Self::around(sim, options).await;
+        rig.heard().await;
+        rig
+    }
+
+    /// Over an engine that was looked at once, and may not be heard yet.
+    pub(crate) async fn unheard(sim: Sim) -> Self {
+        Self::around(sim, Options::default()).await
+    }
+
+    async fn around(sim: Sim, options: Options) -> Self {
+        let Options { control, replays, reloads, is_fronted } = options;
+        let front = if is_fronted { Some(Front::before(&sim).await) } else { None };
+        let url = front.as_ref().map_or_else(|| sim.base_url(), Front::url);
         let timeouts = Timeouts { control, ..Timeouts::default() };
-        let endpoints = Endpoints::new(&sim.base_url()).unwrap();
+        let endpoints = Endpoints::new(&url).unwrap();
         let endpoints = if reloads { endpoints.allowing_reload_weights() } else { endpoints };
         let engine = Engine::new(Client::new(None, timeouts).unwrap(), endpoints);
         let worker = Worker { id: "w".into(), engine: engine.clone(), door: Door::new() };
@@ -90,10 +119,19 @@ impl Rig {
             events.insert("w".into(), named);
         }
         let (lifecycle, tasks) = owned(&fleet, &store, &index, events);
-        let rig = Self { sim, lifecycle, fleet, store, index, engine, tasks };
+        let rig = Self { sim, lifecycle, fleet, store, index, engine, front, tasks };
         rig.look().await;
-        rig.heard().await;
         rig
+    }
+
+    /// Waits until no connection is left that was cut.
+    pub(crate) async fn reconnects(&self) {
+        let asked = || join_all((0..8).map(|_| self.engine.scrape()));
+        while !asked().await.iter().all(Result::is_ok) {}
+    }
+
+    pub(crate) fn front(&self) -> &Front {
+        self.front.as_ref().unwrap()
     }
 
     /// Waits until every rank's beliefs are exact.
@@ -235,7 +273,7 @@ impl Rig {
         self.send(path, "").await;
     }
 
-    async fn send(&self, path: &str, body: &str) {
+    pub(crate) async fn send(&self, path: &str, body: &str) {
         let url = format!("{}{path}", self.sim.base_url());
         let (host, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
