@@ -64,6 +64,10 @@ pub struct State {
     pub streams: Arc<[Stream]>,
     /// The engine names ranks that publish nothing which can be heard.
     pub has_silent_ranks: bool,
+    /// Whether it is one engine, and the only worker that is it.
+    pub identity: Identity,
+    /// Its last looks showed no state that can be named: it gets no requests until one does.
+    pub is_unclear: bool,
     /// What makes claims smaller.
     pub caution: Caution,
     /// The number, in events, of the rank that its rank header calls 0.
@@ -74,6 +78,45 @@ pub struct State {
     pub metrics: Option<Arc<Metrics>>,
     /// The last row of the ledger on it.
     pub last_witness: Option<u64>,
+}
+
+/// Whether a worker is one engine, and the only worker that is it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Identity {
+    /// For all that is known.
+    #[default]
+    Clear,
+    /// Several engines answer at its address, in turn.
+    Ambiguous,
+    /// Its engine is that of the worker of this name, which serves.
+    SameEngine(Arc<str>),
+    /// Its event socket is that of the worker of this name too.
+    SharedSocket(Arc<str>),
+}
+
+impl Identity {
+    /// Whether requests may be sent to it: any of several engines will do, one engine not twice.
+    #[must_use]
+    pub fn may_serve(&self) -> bool {
+        !matches!(self, Self::SameEngine(_))
+    }
+
+    /// Whether actions reach the engine that is meant.
+    #[must_use]
+    pub fn may_be_asked(&self) -> bool {
+        matches!(self, Self::Clear | Self::SharedSocket(_))
+    }
+
+    /// What is wrong, where something is.
+    #[must_use]
+    pub fn why(&self) -> Option<String> {
+        match self {
+            Self::Clear => None,
+            Self::Ambiguous => Some("several engines answer at its address in turn".to_owned()),
+            Self::SameEngine(other) => Some(format!("its engine is worker {other}'s")),
+            Self::SharedSocket(other) => Some(format!("its event socket is worker {other}'s too")),
+        }
+    }
 }
 
 /// What makes claims smaller, over one life of an engine.
@@ -170,6 +213,8 @@ impl State {
             ranks: Arc::default(),
             streams: Arc::default(),
             has_silent_ranks: false,
+            identity: Identity::Clear,
+            is_unclear: false,
             caution: Caution::default(),
             first_rank: 0,
             is_recovering: false,
@@ -187,8 +232,9 @@ impl State {
     /// Whether requests may be sent to it.
     #[must_use]
     pub fn is_serving(&self) -> bool {
-        let is_free = self.held_by.is_none();
-        self.standing.phase == Phase::Serving && self.is_reachable && self.is_progressing && is_free
+        let is_free = self.held_by.is_none() && self.identity.may_serve();
+        let is_well = self.is_reachable && self.is_progressing && !self.is_unclear;
+        self.standing.phase == Phase::Serving && is_well && is_free
     }
 
     /// The weights that it computes with.
@@ -230,7 +276,15 @@ impl State {
     #[must_use]
     pub fn trust(&self) -> Trust {
         let worst = self.streams.iter().map(|s| s.trust).max().unwrap_or(Trust::LoadOnly);
-        if self.is_recovering { worst.max(Trust::Degraded) } else { worst }
+        let is_whole = !self.is_recovering && self.identity == Identity::Clear;
+        if is_whole { worst } else { worst.max(Trust::Degraded) }
+    }
+
+    /// How far its beliefs can be relied on, by word; `ambiguous` where it is not known whose they
+    /// are.
+    #[must_use]
+    pub fn beliefs(&self) -> &'static str {
+        if self.identity == Identity::Clear { self.trust().as_str() } else { "ambiguous" }
     }
 
     /// The tiers that it has.

@@ -9,7 +9,10 @@ mod act;
 mod canary;
 mod hold;
 mod learn;
+mod lives;
 mod marker;
+mod markers;
+mod mixed;
 mod own;
 mod owner;
 mod planted;
@@ -20,6 +23,7 @@ mod rows;
 mod settle;
 mod sources;
 pub(crate) mod translate;
+mod twins;
 mod unwritten;
 mod version;
 mod weights;
@@ -29,7 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fak_kernel::witness::{Move, Refusal};
+use fak_kernel::witness::{Move, Quarantine, Refusal};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
@@ -39,6 +43,7 @@ pub use owner::{Config, Events, Owner};
 pub use rollout::{Begin, Begun, End, Ended};
 pub use rows::Ending;
 pub use translate::parts;
+use twins::Twins;
 
 use crate::events::stream::Handle;
 use crate::store::{self, Row};
@@ -139,11 +144,14 @@ impl Lifecycle {
     pub fn new(config: &Config) -> (Self, Vec<Owner>) {
         let mut lines = BTreeMap::new();
         let mut owners = Vec::new();
+        let twins = Twins::default();
         for view in &config.fleet.snapshot().workers {
             let (sender, commands) = mpsc::channel(COMMANDS_MAX);
             let is_busy = Arc::new(AtomicBool::new(false));
-            let owner =
-                Owner::new(config, Arc::clone(&view.worker), commands, Arc::clone(&is_busy));
+            let number = twins.add(Arc::clone(&view.worker.id));
+            let place = (twins.clone(), number);
+            let busy = Arc::clone(&is_busy);
+            let owner = Owner::new(config, Arc::clone(&view.worker), commands, busy, place);
             let ledger = owner.refuser();
             lines.insert(Arc::clone(&view.worker.id), Line { commands: sender, is_busy, ledger });
             owners.push(owner);
@@ -159,10 +167,14 @@ impl Lifecycle {
     pub async fn act(&self, worker: &str, request: Request) -> Result<Row, Error> {
         let line = self.line(worker)?;
         let busy = request.clone();
-        match line.take(|done| Command::Act { request, done }).await? {
-            Some(row) => row,
-            None => line.ledger.refuse(&busy, Refusal::Busy).await,
-        }
+        let why = match line.refusal(&request) {
+            Some(why) => why,
+            None => match line.take(|done| Command::Act { request, done }).await? {
+                Some(row) => return row,
+                None => Refusal::Busy,
+            },
+        };
+        line.ledger.refuse(&busy, why).await
     }
 
     /// Puts `worker` to sleep for a holder; to its end though the caller leaves.
@@ -172,10 +184,14 @@ impl Lifecycle {
     pub async fn begin(&self, worker: &str, begin: Begin) -> Result<Begun, Error> {
         let line = self.line(worker)?;
         let busy = begin.request();
-        if let Some(begun) = line.take(|done| Command::Begin { begin, done }).await? {
-            return begun;
-        }
-        let row = line.ledger.refuse(&busy, Refusal::Busy).await?;
+        let why = match line.refusal(&busy) {
+            Some(why) => why,
+            None => match line.take(|done| Command::Begin { begin, done }).await? {
+                Some(begun) => return begun,
+                None => Refusal::Busy,
+            },
+        };
+        let row = line.ledger.refuse(&busy, why).await?;
         let (phase, reason) = (row.phase, row.reason.clone());
         let held_by = line.ledger.held_by();
         Ok(Begun { row, ending: Ending::Refused, reason, running: None, phase, held_by })
@@ -188,10 +204,14 @@ impl Lifecycle {
     pub async fn end(&self, worker: &str, end: End) -> Result<Ended, Error> {
         let line = self.line(worker)?;
         let busy = end.request(end.mv());
-        if let Some(ended) = line.take(|done| Command::End { end, done }).await? {
-            return ended;
-        }
-        let row = line.ledger.refuse(&busy, Refusal::Busy).await?;
+        let why = match line.refusal(&busy) {
+            Some(why) => why,
+            None => match line.take(|done| Command::End { end, done }).await? {
+                Some(ended) => return ended,
+                None => Refusal::Busy,
+            },
+        };
+        let row = line.ledger.refuse(&busy, why).await?;
         Ok(Ended {
             ending: Ending::Refused,
             reason: row.reason.clone(),
@@ -253,6 +273,12 @@ impl Lifecycle {
 }
 
 impl Line {
+    /// Why `request` may not even be asked; a new salt is nothing to the engine.
+    fn refusal(&self, request: &Request) -> Option<Refusal> {
+        let is_salt = request.mv == Move::Quarantine(Quarantine::Isolate);
+        self.ledger.refusal().filter(|_| !is_salt)
+    }
+
     /// Has the owner do what `command` says, and waits until it has; `None` where it does something
     /// else at the time.
     async fn take<T>(

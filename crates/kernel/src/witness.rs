@@ -355,6 +355,9 @@ vocabulary! {
         DrainTimeout = "drain_timeout",
         /// Another command is on its way to the worker.
         Busy = "busy",
+        /// Several engines answer at the worker's address, or another worker's engine does: what is
+        /// done through it would be done to one that nobody named.
+        NotOneEngine = "not_one_engine",
         /// Somebody else holds the worker.
         Held = "held",
         /// No route answered the prompt that was to be compared after the wake.

@@ -30,9 +30,18 @@ pub(super) async fn ready(State(state): State<AdminState>) -> Response {
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let trouble = state.store.trouble();
     let ledger = json!({ "writable": trouble.is_none(), "reason": trouble });
-    let body =
-        json!({ "ready": is_ready, "models": serving, "reasons": reasons, "ledger": ledger });
+    let warnings = warnings(&fleet);
+    let body = json!({
+        "ready": is_ready, "models": serving, "reasons": reasons, "ledger": ledger,
+        "warnings": warnings,
+    });
     (status, Json(body)).into_response()
+}
+
+/// What an operator has to mend of workers whether they serve or not.
+fn warnings(fleet: &Snapshot) -> Vec<String> {
+    let of = |view: &View| Some(format!("{}: {}", view.worker.id, view.state.identity.why()?));
+    fleet.workers.iter().filter_map(of).collect()
 }
 
 /// Each model, and how many workers serve it now.

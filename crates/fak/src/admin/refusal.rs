@@ -28,6 +28,10 @@ pub(super) fn with_way_out(message: String, row: &Row) -> String {
             Some(Refusal::AlreadyAsleep) if row.action != Action::Sleep => {
                 Some("wake it first".to_owned())
             }
+            Some(Refusal::NotOneEngine) => Some(
+                "its address leads to several engines, or to another worker's (fak worker status)"
+                    .to_owned(),
+            ),
             Some(Refusal::OnlyPaused) => Some("resume it instead".to_owned()),
             Some(Refusal::PartlyAwake) => Some("wake the rest of it first".to_owned()),
             Some(Refusal::StateUnknown) => {

@@ -102,6 +102,23 @@ pub enum Error {
         /// The URL of both.
         url: String,
     },
+    /// Two event sockets that are one.
+    #[error(
+        "worker {id}: {field}={socket} is {other_field} of worker {other} already; each engine \
+         publishes on sockets of its own"
+    )]
+    SameSocket {
+        /// The later one.
+        id: String,
+        /// `kv` or `replay`.
+        field: &'static str,
+        /// The socket.
+        socket: String,
+        /// What it is of the earlier one.
+        other_field: &'static str,
+        /// The earlier one, which may be the same.
+        other: String,
+    },
     /// The database.
     #[error("db={value:?} is not {DB_RIGHT}")]
     Db {
@@ -509,13 +526,45 @@ fn told_apart(workers: &[WorkerSpec], embedded: usize) -> Result<(), Error> {
         if !ids.insert(worker.id.clone()) {
             return Err(Error::SameName { id: worker.id.clone() });
         }
-        let origin = worker.endpoints.origin();
-        if let Some(other) = workers[..number].iter().find(|w| w.endpoints.origin() == origin) {
+        let at = |worker: &WorkerSpec| {
+            let origin = worker.endpoints.origin();
+            (one_name(origin.host()), origin.port())
+        };
+        if let Some(other) = workers[..number].iter().find(|other| at(other) == at(worker)) {
             let (id, other) = (worker.id.clone(), other.id.clone());
             return Err(Error::SameUrl { id, other, url: worker.endpoints.origin().to_string() });
         }
     }
+    sockets_told_apart(workers)
+}
+
+/// No event socket is two workers', or two of one worker's.
+fn sockets_told_apart(workers: &[WorkerSpec]) -> Result<(), Error> {
+    let mut seen: BTreeMap<(String, u16), (&'static str, &str)> = BTreeMap::new();
+    for worker in workers {
+        for (field, socket) in [("kv", &worker.kv), ("replay", &worker.replay)] {
+            let Some(socket) = socket else { continue };
+            let at = (one_name(&socket.host), socket.port);
+            if let Some((other_field, other)) = seen.insert(at, (field, &worker.id)) {
+                return Err(Error::SameSocket {
+                    id: worker.id.clone(),
+                    field,
+                    socket: socket.to_string(),
+                    other_field,
+                    other: other.to_owned(),
+                });
+            }
+        }
+    }
     Ok(())
+}
+
+/// One name for all that name this machine, and for names that differ in their case alone. What
+/// else leads to one address shows once the names are resolved.
+fn one_name(host: &str) -> String {
+    let host = host.to_ascii_lowercase();
+    let is_loopback = host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    if is_loopback { "localhost".to_owned() } else { host }
 }
 
 impl RawWeights {
@@ -678,6 +727,37 @@ mod tests {
         assert!(embed(2).expect_err("a simulated one").to_string().contains("\"sim-1\""));
         let many = embed(WORKERS_MAX).expect_err("one too many").to_string();
         assert!(many.contains("workers=1025 is not from 1 to 1024"), "{many}");
+    }
+
+    #[test]
+    fn an_event_socket_is_one_workers_and_local_names_are_one_machine() {
+        let worker = |id: &str, port: u16, sockets: &str| {
+            format!("[[worker]]\nid = {id:?}\nurl = \"http://h:{port}\"\n{sockets}\n")
+        };
+        let kv = "kv = \"tcp://127.0.0.1:5557\"";
+        for (first, second, told) in [
+            (kv, "kv = \"tcp://localhost:5557\"", ["worker b: kv", "kv of worker a"]),
+            (kv, "kv = \"tcp://[::1]:5557\"", ["worker b: kv", "kv of worker a"]),
+            (
+                "kv = \"tcp://h:1\"\nreplay = \"tcp://h:2\"",
+                "kv = \"tcp://H:2\"",
+                ["worker b: kv", "replay of worker a"],
+            ),
+            ("kv = \"tcp://h:1\"\nreplay = \"tcp://*:1\"", "", ["worker a: replay", "worker a"]),
+        ] {
+            let file = worker("a", 1, first) + &worker("b", 2, second);
+            let error = resolve(&file, &[]).expect_err(&file);
+            assert!(told.iter().all(|part| error.contains(part)), "{error}");
+        }
+        let apart = worker("a", 1, kv) + &worker("b", 2, "kv = \"tcp://127.0.0.1:5558\"");
+        assert!(resolve(&apart, &[]).is_ok());
+        let names = ["localhost", "127.0.0.1", "[::1]", "LOCALHOST"];
+        for name in &names[1..] {
+            let at =
+                |id: &str, host| format!("[[worker]]\nid={id:?}\nurl=\"http://{host}:8000\"\n");
+            let error = resolve(&(at("a", names[0]) + &at("b", name)), &[]).expect_err(name);
+            assert!(error.contains("an engine is one worker"), "{error}");
+        }
     }
 
     #[test]

@@ -65,6 +65,13 @@ impl Origin {
     pub fn host(&self) -> &str {
         self.authority.host().trim_start_matches('[').trim_end_matches(']')
     }
+
+    /// The port, the scheme's own where none is named.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        let of_scheme = if self.scheme == Scheme::HTTPS { 443 } else { 80 };
+        self.authority.port_u16().unwrap_or(of_scheme)
+    }
 }
 
 impl std::fmt::Display for Origin {

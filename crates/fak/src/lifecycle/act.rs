@@ -20,6 +20,7 @@ use super::probe::Look;
 use super::rows::{new_intent, outcome, told};
 use super::unwritten::Unwritten;
 use super::{Error, Request, translate, weights};
+use crate::events::stream::Handle;
 use crate::fleet::{self, Fleet};
 use crate::store::{NewIntent, Row, Store};
 
@@ -35,6 +36,13 @@ impl Refuser {
     /// Who holds the worker.
     pub(super) fn held_by(&self) -> Option<Arc<str>> {
         self.fleet.snapshot().get(&self.worker)?.state.held_by.clone()
+    }
+
+    /// Why nothing may be asked of the worker at all.
+    pub(super) fn refusal(&self) -> Option<Refusal> {
+        let fleet = self.fleet.snapshot();
+        let is_clear = fleet.get(&self.worker)?.state.identity.may_be_asked();
+        (!is_clear).then_some(Refusal::NotOneEngine)
     }
 
     pub(super) async fn refuse(&self, request: &Request, why: Refusal) -> Result<Row, Error> {
@@ -305,7 +313,8 @@ impl Owner {
 
     /// Where a canary goes.
     pub(super) fn canary_target(&self) -> canary::Target<'_> {
-        let ranks = self.ranks.iter().map(crate::events::stream::Handle::rank).collect();
+        let local = |rank: &Handle| rank.rank().checked_sub(self.state.first_rank);
+        let ranks = self.ranks.iter().filter_map(local).collect();
         canary::Target { engine: &self.worker.engine, models: &self.state.models, ranks }
     }
 

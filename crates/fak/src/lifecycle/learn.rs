@@ -67,6 +67,7 @@ impl Owner {
     pub(super) fn forget_life(&mut self) {
         self.told = engine::Capabilities::default();
         self.has_learnt = false;
+        self.has_said_mixed = false;
         self.tries = 0;
         self.state.models = Default::default();
         self.state.are_adapters_fixed = false;

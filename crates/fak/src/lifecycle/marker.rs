@@ -9,6 +9,7 @@
 use std::time::Duration;
 
 use fak_index::Prompt;
+use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -24,8 +25,10 @@ const BLOCK_SIZE: u32 = 1024;
 const SHOWN_TOKENS: u32 = 16;
 /// Token ids to draw from: in every vocabulary, and no special token of those that were seen.
 const TOKENS: std::ops::Range<u32> = 300..3000;
-/// Time for the request; it is tried again while the rank is unsettled.
+/// Time for a request that an action waits for.
 const WITHIN: Duration = Duration::from_secs(10);
+/// Time for a marker: an engine's queue may be long, and whoever sends it gives it up by itself.
+const MARKED_WITHIN: Duration = Duration::from_secs(24 * 3600);
 
 /// What a marker is sent to.
 #[derive(Clone, Copy)]
@@ -34,6 +37,10 @@ pub(super) struct Target<'a> {
     pub(super) model: &'a str,
     /// As the engine told it.
     pub(super) block_size: Option<u32>,
+    /// The number of the rank that its rank header calls 0.
+    pub(super) first_rank: u32,
+    /// Whether it has no other rank than the one that is asked.
+    pub(super) is_only_rank: bool,
 }
 
 /// A request that no other can be taken for.
@@ -65,13 +72,17 @@ pub(super) async fn send(to: Target<'_>, handle: &Handle, id: u64) {
     let tokens = to.block_size.map_or(SHOWN_TOKENS, |size| size.min(SHOWN_TOKENS));
     let tokens = request.prompt.iter().copied().take(tokens as usize).collect();
     if handle.expect(Marker { id, tokens }).await.is_ok() {
-        post(to, handle, &request).await;
+        post_within(to, handle, &request, MARKED_WITHIN).await;
     }
 }
 
 /// Sends a request to the rank behind `handle`, and waits until it is answered.
 pub(super) async fn post(to: Target<'_>, handle: &Handle, request: &Request) {
-    let Target { engine, model, .. } = to;
+    post_within(to, handle, request, WITHIN).await;
+}
+
+async fn post_within(to: Target<'_>, handle: &Handle, request: &Request, within: Duration) {
+    let Target { engine, model, first_rank, is_only_rank, .. } = to;
     let body = json!({
         "model": model,
         "prompt": request.prompt,
@@ -79,7 +90,14 @@ pub(super) async fn post(to: Target<'_>, handle: &Handle, request: &Request) {
         "temperature": 0,
         "cache_salt": request.salt,
     });
-    match own::ask(engine, Data::Completions, &body, Some(handle.rank()), WITHIN).await {
+    let ask = |rank| own::ask(engine, Data::Completions, &body, rank, within);
+    let mut answered = ask(handle.rank().checked_sub(first_rank)).await;
+    // Under hybrid and external load balancing the header counts local ranks; where the engine does
+    // not tell which they are, its only one needs no header.
+    if is_only_rank && matches!(&answered, Ok(a) if a.status == StatusCode::BAD_REQUEST) {
+        answered = ask(None).await;
+    }
+    match answered {
         Ok(answer) if answer.status.is_success() => {}
         Ok(answer) => tracing::warn!(status = %answer.status, "the engine refused a marker"),
         Err(error) => tracing::warn!(%error, "a marker was not answered"),

@@ -7,26 +7,29 @@ use std::time::{Duration, Instant};
 
 use fak_kernel::rank::{Event, Note};
 use fak_kernel::vocab::PerTier;
-use fak_kernel::witness::{Answer, Level, Move, Observed, Seen, Verdict, judge};
+use fak_kernel::witness::{Answer, Level, Move, Observed, Verdict, judge};
 use fak_kernel::{Disposition, Phase};
 use serde_json::{Value, json};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::Command;
 use super::act::Refuser;
+use super::lives::Lives;
+use super::markers::Offer;
 use super::probe::{Look, Progress};
 use super::recovery::Recovery;
 use super::rows::{error_chain, new_intent, outcome, told};
 use super::sources::Followed;
+use super::twins::Twins;
 use super::unwritten::{Backlog, Unwritten};
 use super::version::Versions;
 use super::weights;
-use super::{Command, translate};
 use crate::engine;
 use crate::events::blind;
 use crate::events::discover::Source;
 use crate::events::stream::{Handle, Sink, Status};
-use crate::fleet::{self, Fleet, Rank, State, Worker};
+use crate::fleet::{self, Fleet, Identity, Rank, State, Worker};
 use crate::runtime::Shutdown;
 use crate::store::{self, NewIntent, Outcome, Row, Store};
 
@@ -77,6 +80,15 @@ pub struct Owner {
     pub(super) looks: u32,
     /// Somebody was let down by it: what it serves is asked with the next look.
     pub(super) is_hinted: bool,
+    /// The lives seen at its address.
+    pub(super) lives: Lives,
+    /// Where all workers are, and which of them this is.
+    pub(super) twins: (Twins, usize),
+    /// To whom markers may be sent now.
+    pub(super) markers: watch::Sender<Option<Offer>>,
+    /// Looks in a row that showed no state which can be named.
+    pub(super) unclear_looks: u32,
+    pub(super) has_said_mixed: bool,
     /// Tokens in a block of the device cache, where the engine told.
     pub(super) block_size: Option<u32>,
     pub(super) progress: Progress,
@@ -110,6 +122,7 @@ impl Owner {
         worker: Arc<Worker>,
         commands: mpsc::Receiver<Command>,
         is_busy: Arc<AtomicBool>,
+        twins: (Twins, usize),
     ) -> Self {
         worker.door.shut();
         Self {
@@ -127,6 +140,11 @@ impl Owner {
             tries: 0,
             looks: 0,
             is_hinted: false,
+            lives: Lives::default(),
+            twins,
+            markers: watch::Sender::new(None),
+            unclear_looks: 0,
+            has_said_mixed: false,
             block_size: None,
             progress: Progress::default(),
             connectors: None,
@@ -162,14 +180,17 @@ impl Owner {
                 }
                 command = self.commands.recv() => match command {
                     Some(Command::Act { request, done }) => {
+                        self.hold_markers();
                         let row = self.act(request).await;
                         self.answer(row, done);
                     }
                     Some(Command::Begin { begin, done }) => {
+                        self.hold_markers();
                         let begun = self.begin(begin).await;
                         self.answer(begun, done);
                     }
                     Some(Command::End { end, done }) => {
+                        self.hold_markers();
                         let ended = self.end(end).await;
                         self.answer(ended, done);
                     }
@@ -211,8 +232,6 @@ impl Owner {
         self.report(taken_in);
         if self.state.is_serving() && self.worker.door.is_shut() {
             self.settle().await;
-        } else {
-            self.send_markers().await;
         }
         self.publish();
         if self.recovery.is_due() && self.state.is_serving() {
@@ -241,6 +260,16 @@ impl Owner {
             return Ok(());
         }
         self.failures = 0;
+        if self.lives.see(look.incarnation()) {
+            self.tell(Event::Distrust { kv: PerTier::all(Disposition::Unknown) }).await;
+        }
+        if self.lives.take_turns() {
+            // What is seen is now of one engine, now of another: no row can say of which.
+            self.state.metrics.clone_from(&look.metrics);
+            self.state.is_unclear = self.has_drifted(&self.shown(&look.observation));
+            self.show_identity();
+            return Ok(());
+        }
         let is_other_life = self.is_other_life(look);
         let is_first = self.looks == 0;
         self.looks = self.looks.saturating_add(1);
@@ -269,13 +298,18 @@ impl Owner {
             self.state.caution.see(metrics);
         }
         self.state.metrics.clone_from(&look.metrics);
-        if self.state.incarnation.is_none() {
+        let is_named_now = self.state.incarnation.is_none() && look.incarnation().is_some();
+        if is_named_now {
             self.state.incarnation = look.incarnation();
         }
+        if is_first || is_other_life || has_new_ranks || is_named_now {
+            self.say_place().await;
+        }
+        self.show_identity();
         self.see_version(look, is_other_life).await;
-        let observed = translate::observed(&look.observation);
-        if self.state.standing.has_drifted(Seen::read(&observed, &self.state.capabilities)) {
-            self.notice_anyhow(Move::Drift, look).await;
+        if let Some((observed, shown)) = self.drifted(&look.observation).await {
+            // Where the row is not written it waits.
+            let _ = self.notice_as(Move::Drift, &observed, shown).await;
         }
         self.watch_for_blindness(look);
         if let (Some(metrics), Phase::Serving) = (&look.metrics, self.state.phase()) {
@@ -349,7 +383,7 @@ impl Owner {
 
     /// Something happened that nobody asked fak for: beliefs first, then the row.
     pub(super) async fn notice(&mut self, mv: Move, look: &Look) -> Result<Row, store::Error> {
-        let (observed, shown) = translate::seen(&look.observation);
+        let (observed, shown) = self.shown(&look.observation);
         self.notice_as(mv, &observed, shown).await
     }
 
@@ -418,8 +452,10 @@ impl Owner {
     pub(super) fn publish(&mut self) {
         self.publish_standing();
         if self.state.is_serving() {
+            self.offer_markers();
             self.worker.door.open();
         } else {
+            self.hold_markers();
             self.worker.door.shut();
         }
     }
@@ -434,7 +470,8 @@ impl Owner {
         });
         let (ranks, streams): (Vec<_>, Vec<_>) = watched.unzip();
         self.state.is_recovering = self.recovery.is_pending();
-        self.state.ranks = if self.state.is_recovering { Arc::default() } else { ranks.into() };
+        let is_shown = !self.state.is_recovering && self.state.identity == Identity::Clear;
+        self.state.ranks = if is_shown { ranks.into() } else { Arc::default() };
         self.state.streams = streams.into();
         let state = self.state.clone();
         self.config.fleet.update(&self.worker.id, |shown| *shown = state);

@@ -13,26 +13,18 @@ impl Owner {
     /// would stay cold.
     pub(super) async fn settle(&self) {
         let Some(target) = self.marker_target() else { return };
+        self.offer_markers();
         let ranks = self.ranks.iter().map(|rank| async move {
-            while let Ok(status) = rank.wait_for(|s| s.is_settled || s.marker.is_some()).await {
-                match status.marker {
-                    Some(id) if !status.is_settled => {
-                        marker::send(target, rank, id).await;
-                        let is_over = rank.wait_for(|s| s.is_settled || s.marker != Some(id));
-                        if is_over.await.is_err() {
-                            return;
-                        }
-                    }
-                    // The clear was taken in while the action ran, as where a canary had the engine
-                    // take a step: the next step's batch tells whose it was.
-                    _ if status.is_contested => {
-                        let request = marker::Request::new(target.block_size);
-                        marker::post(target, rank, &request).await;
-                        if rank.wait_for(|s| !s.is_contested).await.is_err() {
-                            return;
-                        }
-                    }
-                    _ => return,
+            while let Ok(status) = rank.wait_for(|s| s.is_settled).await {
+                if !status.is_contested {
+                    return;
+                }
+                // The clear was taken in while the action ran, as where a canary had the engine
+                // take a step: the next step's batch tells whose it was.
+                let request = marker::Request::new(target.block_size);
+                marker::post(target, rank, &request).await;
+                if rank.wait_for(|s| !s.is_contested).await.is_err() {
+                    return;
                 }
             }
         });
@@ -41,21 +33,11 @@ impl Owner {
         }
     }
 
-    /// Sends the markers that ranks still wait for.
-    pub(super) async fn send_markers(&self) {
-        let Some(target) = self.marker_target().filter(|_| self.state.is_serving()) else {
-            return;
-        };
-        for rank in &self.ranks {
-            if let Some(id) = rank.status().marker {
-                marker::send(target, rank, id).await;
-            }
-        }
-    }
-
     pub(super) fn marker_target(&self) -> Option<marker::Target<'_>> {
         let (engine, block_size) = (&self.worker.engine, self.block_size);
         let model = self.state.models.base()?;
-        Some(marker::Target { engine, model, block_size })
+        let first_rank = self.state.first_rank;
+        let is_only_rank = self.ranks.len() == 1;
+        Some(marker::Target { engine, model, block_size, first_rank, is_only_rank })
     }
 }

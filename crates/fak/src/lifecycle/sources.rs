@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::mem;
 
+use super::markers;
 use super::owner::{Events, Owner};
 use crate::events::blind::Blindness;
 use crate::events::discover::{self, Source};
@@ -20,8 +21,8 @@ pub(super) struct Followed {
     connections: u64,
     pub(super) watch: Blindness,
     pub(super) is_blind: bool,
-    /// Holds the stream's task.
-    _stream: TaskGroup,
+    /// Holds the tasks of its stream and of its markers.
+    _tasks: TaskGroup,
 }
 
 impl Owner {
@@ -56,6 +57,12 @@ impl Owner {
             self.told.kv_event_sources = told;
         }
         self.follow_told()
+    }
+
+    /// Where the ranks that are followed publish.
+    pub(super) fn live_sockets(&self) -> Vec<(String, u16)> {
+        let live = self.followed.iter().map(|followed| &followed.source.live);
+        live.map(|live| (live.host.clone(), live.port)).collect()
     }
 
     fn is_named(&self) -> bool {
@@ -117,8 +124,10 @@ impl Owner {
         let mut tasks = TaskGroup::new();
         let stop = tasks.shutdown();
         tasks.spawn("rank events", OnExit::Report, stream.run(stop));
+        let marking = markers::run(handle.clone(), self.markers.subscribe());
+        tasks.spawn("markers", OnExit::Report, marking);
         let watch = Blindness::default();
         // Its first connection is one of the engine that has just told.
-        (handle, Followed { source, connections: 1, watch, is_blind: false, _stream: tasks })
+        (handle, Followed { source, connections: 1, watch, is_blind: false, _tasks: tasks })
     }
 }

@@ -5,8 +5,10 @@
 
 mod faults;
 mod front;
+mod identity;
 mod inherit;
 mod learn;
+mod mixed;
 mod rig;
 mod rollout;
 mod scripted;

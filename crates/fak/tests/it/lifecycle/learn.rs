@@ -29,7 +29,7 @@ fn serving(model: &str) -> SimConfig {
 }
 
 /// An idle engine that publishes at the port of now.
-fn sources(port: &Arc<Mutex<u16>>) -> impl Fn(&Request) -> Reply + use<> {
+pub(super) fn sources(port: &Arc<Mutex<u16>>) -> impl Fn(&Request) -> Reply + use<> {
     let port = Arc::clone(port);
     move |request| match request.line() {
         "GET /kv_event_sources" => {
@@ -109,7 +109,7 @@ async fn what_an_engine_was_proven_to_do_counts_for_its_life() {
     }
     rig.look().await;
     assert_eq!(rig.state().version, None);
-    assert_eq!(rig.state().capabilities.keep_argument, false);
+    assert!(!rig.state().capabilities.keep_argument);
     assert_eq!(rig.state().capabilities.pauses, fak_kernel::witness::Pauses::Absent);
     rig.look().await;
     assert_eq!(rig.state().version, before.version);

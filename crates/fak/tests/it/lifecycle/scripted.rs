@@ -8,7 +8,7 @@ use fak::events::stream::Handle;
 use fak::fleet::{Door, Fleet, State, Worker};
 use fak::lifecycle::Lifecycle;
 use fak::runtime::TaskGroup;
-use fak::store::Store;
+use fak::store::{Filter, Row, Store};
 use fak_index::{Index, Limits};
 
 use crate::engine::peer::{self, Peer, Reply, Request};
@@ -17,6 +17,7 @@ use crate::owners;
 pub(crate) struct Scripted {
     pub(crate) lifecycle: Lifecycle,
     fleet: Fleet,
+    store: Store,
     _peer: Peer,
     _tasks: TaskGroup,
 }
@@ -32,7 +33,7 @@ impl Scripted {
         let index = Arc::new(Index::new(7, Limits::default()));
         let recorder = Arc::new(Recorder::new(64));
         let (lifecycle, tasks) = owners::run(&owners::config(&fleet, &store, &index, &recorder));
-        let scripted = Self { lifecycle, fleet, _peer: peer, _tasks: tasks };
+        let scripted = Self { lifecycle, fleet, store, _peer: peer, _tasks: tasks };
         scripted.look().await;
         scripted
     }
@@ -45,6 +46,10 @@ impl Scripted {
         Arc::clone(&self.fleet.snapshot().get("w").unwrap().state)
     }
 
+    pub(crate) async fn rows(&self) -> Vec<Row> {
+        self.store.rows(&Filter::default()).await.unwrap()
+    }
+
     pub(crate) async fn rank(&self) -> Handle {
         self.lifecycle.ranks("w").await.unwrap().remove(0)
     }
@@ -54,16 +59,38 @@ impl Scripted {
 pub(crate) fn idle(request: &Request) -> Reply {
     let json = |body: &str| Reply::Send(peer::json("200 OK", body));
     match request.line() {
-        "GET /metrics" => {
-            let text = "process_start_time_seconds 1000.5\n\
-                        vllm:num_requests_running{engine=\"0\"} 0\n";
-            Reply::Send(peer::answer("200 OK", "text/plain", text))
-        }
+        "GET /metrics" => started("1000.5"),
         "GET /version" => json(r#"{"version":"0.32.0"}"#),
         "GET /v1/models" => json(r#"{"object":"list","data":[{"id":"tiny"}]}"#),
-        "GET /is_paused" => json(r#"{"is_paused":false}"#),
-        "GET /is_sleeping" => json(r#"{"is_sleeping":false}"#),
+        "GET /is_paused" => flags("is_paused", false),
+        "GET /is_sleeping" => flags("is_sleeping", false),
         "GET /health" => json(""),
         _ => Reply::Send(peer::json("404 Not Found", r#"{"detail":"Not Found"}"#)),
     }
+}
+
+/// A scrape of an idle engine that was started then.
+pub(crate) fn started(start: &str) -> Reply {
+    let text = format!(
+        "process_start_time_seconds {start}\nvllm:num_requests_running{{engine=\"0\"}} 0\n"
+    );
+    Reply::Send(peer::answer("200 OK", "text/plain", &text))
+}
+
+/// The same, with the metric of its sleep in this state.
+pub(crate) fn sleep_metric(state: &str) -> Reply {
+    let of = |word: &str| {
+        let value = u8::from(word == state);
+        format!("vllm:engine_sleep_state{{engine=\"0\",sleep_state=\"{word}\"}} {value}\n")
+    };
+    let states: String = ["awake", "weights_offloaded", "discard_all"].map(of).concat();
+    let text = format!(
+        "process_start_time_seconds 1000.5\nvllm:num_requests_running{{engine=\"0\"}} 0\n{states}"
+    );
+    Reply::Send(peer::answer("200 OK", "text/plain", &text))
+}
+
+/// A flag's answer.
+pub(crate) fn flags(name: &str, is_set: bool) -> Reply {
+    Reply::Send(peer::json("200 OK", &format!(r#"{{"{name}":{is_set}}}"#)))
 }
