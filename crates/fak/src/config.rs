@@ -3,6 +3,7 @@
 //! Invariant: nothing else in the crate reads the environment, and an error names the variable, its
 //! value (unless it is a secret) and what would be right.
 
+mod apart;
 pub mod keys;
 pub mod limits;
 pub mod print;

@@ -20,8 +20,8 @@ pub struct Worker {
     pub phase: String,
     /// Whether requests are sent to it.
     pub serving: bool,
-    /// How far its beliefs can be relied on: `exact`, `degraded` or `load-only`; `ambiguous` where it
-    /// is not known which engine they are of.
+    /// How far its beliefs can be relied on: `exact`, `degraded` or `load-only`; `ambiguous` where
+    /// it is not known which engine they are of.
     pub state: String,
     /// Why nothing can be claimed of it, where that is for an operator to mend.
     #[serde(default)]

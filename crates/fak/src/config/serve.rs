@@ -4,7 +4,7 @@
 //! Invariant: what comes out can be used as it is: every URL parsed, every number in its range,
 //! every name told apart; and a gateway that others than this machine can reach has an admin key.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::keys::{self, KeySpec, RawKey};
 use super::limits::{self, Limits, ms, number};
 use super::print::Origin;
-use super::{Lookup, Worker, names, secret, text};
+use super::{Lookup, Worker, apart, names, secret, text};
 use crate::engine::{BadUrl, Endpoints, Secret};
 use crate::events::endpoint::{self, Endpoint};
 
@@ -508,7 +508,7 @@ impl Raw {
         }
         match workers.len().saturating_add(embedded) {
             0 => return Err(Error::NoWorker),
-            1..=WORKERS_MAX => told_apart(&workers, embedded)?,
+            1..=WORKERS_MAX => apart::check(&workers, embedded)?,
             count => {
                 let (value, range) = (count as u64, 1..=WORKERS_MAX as u64);
                 return Err(Error::Range { field: "workers", value, range });
@@ -516,55 +516,6 @@ impl Raw {
         }
         Ok(workers)
     }
-}
-
-/// No two workers have one name, and no two are one engine: each would undo and misread what is
-/// done to it through the other.
-fn told_apart(workers: &[WorkerSpec], embedded: usize) -> Result<(), Error> {
-    let mut ids: BTreeSet<String> = (0..embedded).map(embedded_id).collect();
-    for (number, worker) in workers.iter().enumerate() {
-        if !ids.insert(worker.id.clone()) {
-            return Err(Error::SameName { id: worker.id.clone() });
-        }
-        let at = |worker: &WorkerSpec| {
-            let origin = worker.endpoints.origin();
-            (one_name(origin.host()), origin.port())
-        };
-        if let Some(other) = workers[..number].iter().find(|other| at(other) == at(worker)) {
-            let (id, other) = (worker.id.clone(), other.id.clone());
-            return Err(Error::SameUrl { id, other, url: worker.endpoints.origin().to_string() });
-        }
-    }
-    sockets_told_apart(workers)
-}
-
-/// No event socket is two workers', or two of one worker's.
-fn sockets_told_apart(workers: &[WorkerSpec]) -> Result<(), Error> {
-    let mut seen: BTreeMap<(String, u16), (&'static str, &str)> = BTreeMap::new();
-    for worker in workers {
-        for (field, socket) in [("kv", &worker.kv), ("replay", &worker.replay)] {
-            let Some(socket) = socket else { continue };
-            let at = (one_name(&socket.host), socket.port);
-            if let Some((other_field, other)) = seen.insert(at, (field, &worker.id)) {
-                return Err(Error::SameSocket {
-                    id: worker.id.clone(),
-                    field,
-                    socket: socket.to_string(),
-                    other_field,
-                    other: other.to_owned(),
-                });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// One name for all that name this machine, and for names that differ in their case alone. What
-/// else leads to one address shows once the names are resolved.
-fn one_name(host: &str) -> String {
-    let host = host.to_ascii_lowercase();
-    let is_loopback = host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    if is_loopback { "localhost".to_owned() } else { host }
 }
 
 impl RawWeights {

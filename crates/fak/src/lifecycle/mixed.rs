@@ -1,9 +1,9 @@
 //! Has a worker's state moved, or do its signals only disagree?
 //!
 //! Flags and metric are read one after the other, from front ends that may not agree, and an engine
-//! that is just being woken or paused shows parts of two states. Invariant: one look takes no worker
-//! out. A verdict needs a second look that says the same, and where neither names a state, several
-//! more; until then the worker is sent nothing, and what it holds is in doubt.
+//! that is just being woken or paused shows parts of two states. Invariant: one look takes no
+//! worker out. A verdict needs a second look that says the same, and where neither names a state,
+//! several more; until then the worker is sent nothing, and what it holds is in doubt.
 
 use fak_kernel::witness::{Observed, Seen, SleepState};
 use serde_json::Value;
@@ -19,8 +19,8 @@ const UNCLEAR_MAX: u32 = 10;
 pub(super) type Shown = (Observed, Value);
 
 impl Owner {
-    /// What a look shows. Of an engine that cannot sleep a pause is a pause, whatever else its flags
-    /// are true of.
+    /// What a look shows. Of an engine that cannot sleep a pause is a pause, whatever else its
+    /// flags are true of.
     pub(super) fn shown(&self, observation: &Observation) -> Shown {
         let (mut observed, shown) = translate::seen(observation);
         let sleeps = self.told.settings.told().and_then(|settings| settings.sleep_mode);

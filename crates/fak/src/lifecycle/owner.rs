@@ -260,14 +260,7 @@ impl Owner {
             return Ok(());
         }
         self.failures = 0;
-        if self.lives.see(look.incarnation()) {
-            self.tell(Event::Distrust { kv: PerTier::all(Disposition::Unknown) }).await;
-        }
-        if self.lives.take_turns() {
-            // What is seen is now of one engine, now of another: no row can say of which.
-            self.state.metrics.clone_from(&look.metrics);
-            self.state.is_unclear = self.has_drifted(&self.shown(&look.observation));
-            self.show_identity();
+        if self.sees_turns(look).await {
             return Ok(());
         }
         let is_other_life = self.is_other_life(look);

@@ -1,19 +1,24 @@
 //! Is one engine, or one event socket, behind two workers?
 //!
 //! What is done to an engine through one worker, the other worker does not know of; and what two
-//! streams of one socket bring is stored in one engine. Invariant: of one engine under two names the
-//! first that was configured serves, the others neither serve nor claim; and of two engines with one
-//! event socket neither claims. Addresses are compared as they resolve, this machine's own as one.
+//! streams of one socket bring is stored in one engine. Invariant: of one engine under two names
+//! the first that was configured serves, the others neither serve nor claim; and of two engines
+//! with one event socket neither claims. Addresses are compared as they resolve, this machine's own
+//! as one.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use fak_kernel::Disposition;
+use fak_kernel::rank::Event;
+use fak_kernel::vocab::PerTier;
 use tokio::net::lookup_host;
 use tokio::time::timeout;
 
 use super::owner::Owner;
+use super::probe::Look;
 use crate::fleet::Identity;
 
 /// Time for a name to resolve.
@@ -43,9 +48,12 @@ impl Place {
     }
 }
 
+/// A worker, and where it is.
+type Placed = (Arc<str>, Place);
+
 /// Where all workers are; clones are the same.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Twins(Arc<Mutex<Vec<(Arc<str>, Place)>>>);
+pub(super) struct Twins(Arc<Mutex<Vec<Placed>>>);
 
 impl Twins {
     /// Adds a worker; its number.
@@ -90,6 +98,21 @@ impl Owner {
         }
         let incarnation = self.state.incarnation.clone();
         self.twins.0.put(self.twins.1, Place { incarnation, http, sockets });
+    }
+
+    /// Takes in whose life a look is of. True where it is now one engine's, now another's: no row
+    /// can say of which, and nothing is to be learnt of it.
+    pub(super) async fn sees_turns(&mut self, look: &Look) -> bool {
+        if self.lives.see(look.incarnation()) {
+            self.tell(Event::Distrust { kv: PerTier::all(Disposition::Unknown) }).await;
+        }
+        if !self.lives.take_turns() {
+            return false;
+        }
+        self.state.metrics.clone_from(&look.metrics);
+        self.state.is_unclear = self.has_drifted(&self.shown(&look.observation));
+        self.show_identity();
+        true
     }
 
     /// Whether the worker is one engine, and the only worker that is it.

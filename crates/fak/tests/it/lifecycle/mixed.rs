@@ -1,6 +1,7 @@
 //! One unclear look takes no worker out.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use fak_kernel::Phase;
@@ -26,13 +27,24 @@ impl Engine {
         let (paused, sleeping) = (Script::default(), Script::default());
         let told = (Arc::clone(&paused), Arc::clone(&sleeping));
         let next = |script: &Script| script.lock().unwrap().pop_front().unwrap_or(false);
+        let looks = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&looks);
         let scripted = Scripted::start(move |request: &Request| match request.line() {
+            "GET /health" => {
+                counted.fetch_add(1, Ordering::Relaxed);
+                idle(request)
+            }
             "GET /metrics" if metric => sleep_metric("awake"),
             "GET /is_paused" => flags("is_paused", next(&told.0)),
             "GET /is_sleeping" => flags("is_sleeping", next(&told.1)),
             _ => idle(request),
         });
         let scripted = scripted.await;
+        // The owner's own first look, before or after the one that was asked for.
+        while looks.load(Ordering::Relaxed) < 2 {
+            tokio::task::yield_now().await;
+        }
+        scripted.look().await;
         assert!(scripted.state().is_serving());
         Self { scripted, paused, sleeping }
     }

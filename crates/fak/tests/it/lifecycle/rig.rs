@@ -126,7 +126,7 @@ impl Rig {
 
     /// Waits until no connection is left that was cut.
     pub(crate) async fn reconnects(&self) {
-        let asked = || join_all((0..8).map(|_| self.engine.scrape()));
+        let asked = || join_all((0..32).map(|_| self.engine.scrape()));
         while !asked().await.iter().all(Result::is_ok) {}
     }
 
