@@ -3,7 +3,7 @@
 //! cancel out here.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail, ensure};
 use hyper::body::Bytes;
@@ -29,7 +29,24 @@ pub struct Batch {
     pub payload: Bytes,
 }
 
+/// A batch that came by the live socket.
+#[derive(Clone, Debug)]
+pub struct Live {
+    /// The batch.
+    pub batch: Batch,
+    /// When it came.
+    pub at: SystemTime,
+}
+
 impl Batch {
+    /// When the engine published it, by its own clock.
+    pub fn published(&self) -> anyhow::Result<SystemTime> {
+        let whole = rmpv::decode::read_value(&mut &self.payload[..]).context("not msgpack")?;
+        let seconds = whole.as_array().and_then(|parts| parts.first()?.as_f64());
+        let seconds = seconds.context("the payload tells no time")?;
+        Ok(SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(seconds)?)
+    }
+
     /// The events of the payload `[ts, [event...], rank]`, undecoded beyond msgpack.
     pub fn events(&self) -> anyhow::Result<Vec<Value>> {
         let whole = rmpv::decode::read_value(&mut &self.payload[..]).context("not msgpack")?;
@@ -54,7 +71,7 @@ pub struct Replayed {
 /// Follows an engine's event socket.
 #[derive(Debug)]
 pub struct Subscriber {
-    seen: Arc<Mutex<Vec<Batch>>>,
+    seen: Arc<Mutex<Vec<Live>>>,
     task: JoinHandle<()>,
 }
 
@@ -75,7 +92,8 @@ impl Subscriber {
         let task = tokio::spawn(async move {
             while let Ok(message) = socket.recv().await {
                 let Some(batch) = batch(&message.into_vec()) else { continue };
-                sink.lock().unwrap_or_else(PoisonError::into_inner).push(batch);
+                let live = Live { batch, at: SystemTime::now() };
+                sink.lock().unwrap_or_else(PoisonError::into_inner).push(live);
             }
         });
         Ok(Subscriber { seen, task })
@@ -84,7 +102,14 @@ impl Subscriber {
     /// The batches received from `seq` on.
     pub fn since(&self, seq: u64) -> Vec<Batch> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.iter().filter(|batch| batch.seq >= seq).cloned().collect()
+        let batches = seen.iter().map(|live| &live.batch);
+        batches.filter(|batch| batch.seq >= seq).cloned().collect()
+    }
+
+    /// What came after the first `known` batches, each with its time.
+    pub fn after(&self, known: usize) -> Vec<Live> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.iter().skip(known).cloned().collect()
     }
 }
 

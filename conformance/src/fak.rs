@@ -128,6 +128,13 @@ impl Fak {
         }
     }
 
+    /// Kills it, and waits until it is gone.
+    pub fn kill(&mut self) {
+        // Whatever fails here, the process is gone or about to be.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
     /// Where it listens, without a trailing slash.
     pub fn base_url(&self) -> &str {
         &self.base_url
@@ -281,6 +288,8 @@ pub struct Ask {
     pub salt: Option<String>,
     /// `X-Request-Id`, which the engine is sent too.
     pub id: Option<String>,
+    /// More fields of the body.
+    pub more: Value,
 }
 
 impl Ask {
@@ -293,6 +302,9 @@ impl Ask {
         }
         if let Some(salt) = &self.salt {
             body["cache_salt"] = salt.as_str().into();
+        }
+        for (field, value) in self.more.as_object().into_iter().flatten() {
+            body[field] = value.clone();
         }
         body
     }
@@ -445,7 +457,12 @@ fn keep_log(
     }
 }
 
-fn new_folder() -> anyhow::Result<PathBuf> {
+/// An empty folder of this process.
+///
+/// # Errors
+///
+/// It cannot be made.
+pub fn new_folder() -> anyhow::Result<PathBuf> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("fak-{}-{count}", std::process::id()));

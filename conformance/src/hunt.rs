@@ -1,13 +1,14 @@
 //! The false-warm hunt: random requests, actions and accidents, drawn from a seed, and every claim
 //! that `fak serve` makes held against what the engine then reuses.
-//! Invariant: a claim that was too high fails the hunt, unless something that happened after its
-//! request was sent explains it; and so does KV of other weights that is reused once fak knows of
-//! the change.
+//! Invariant: a claim that was too high fails the hunt, unless an event that the engine put on the
+//! wire just before its request was sent, or later, explains it; and so does KV of other weights
+//! that is reused once fak knows of the change.
 
 mod claims;
 mod draw;
 mod lane;
 mod mend;
+mod oracle;
 mod tally;
 mod weights;
 
@@ -44,6 +45,8 @@ pub struct Hunt {
     pub restarts: u32,
     /// Whether weights change.
     pub trains: bool,
+    /// Whether requests come while an action is done, too.
+    pub has_traffic: bool,
     /// Whether each turn is told on stderr.
     pub tells: bool,
     /// Pause between two looks of fak's at a worker.
@@ -61,6 +64,7 @@ impl Hunt {
             workers: 2,
             restarts: 4,
             trains: true,
+            has_traffic: false,
             tells: false,
             probe_every_ms: 50,
             first_byte_ms: 100,

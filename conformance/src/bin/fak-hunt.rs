@@ -30,6 +30,9 @@ struct Options {
     /// turn
     #[arg(long)]
     keep_tier: bool,
+    /// Sends requests while actions are done, too
+    #[arg(long)]
+    traffic: bool,
     /// Tells each turn on stderr, with its time
     #[arg(long)]
     tell: bool,
@@ -48,12 +51,14 @@ fn main() -> anyhow::Result<ExitCode> {
     let tally = match options.engine {
         Kind::Sim => {
             let hunt = Hunt::simulated(seed, options.steps);
-            Hunt { tells: options.tell, ..hunt }.run(&binary, options.lanes, simulated)?
+            let hunt = Hunt { tells: options.tell, has_traffic: options.traffic, ..hunt };
+            hunt.run(&binary, options.lanes, simulated)?
         }
         Kind::Vllm => {
             let keeps = if options.keep_tier { Profile::KeepTier } else { Profile::Offload };
             let hunt = Hunt::real(seed, options.steps);
-            Hunt { tells: options.tell, ..hunt }.run(&binary, 1, |_| (Vllm::default(), keeps))?
+            let hunt = Hunt { tells: options.tell, has_traffic: options.traffic, ..hunt };
+            hunt.run(&binary, 1, |_| (Vllm::default(), keeps))?
         }
     };
     writeln!(out, "{tally}, {} s", started.elapsed().as_secs())?;

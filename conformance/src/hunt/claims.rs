@@ -1,13 +1,16 @@
 //! Requests, and what is made of their answers.
-//! Invariant: what explains a claim happened after its request was sent.
+//! Invariant: a claim that was too high is explained by an event of the engine's alone, put on the
+//! wire no earlier than just before its request was sent; never by what fak says of itself.
+
+use std::time::SystemTime;
 
 use anyhow::Context;
 use tokio::time::{Duration, Instant, timeout};
 
-use super::lane::Lane;
+use super::lane::{Lane, Prey};
+use super::oracle::ON_THE_WIRE;
 use super::tally::Heard;
 use crate::client::Call;
-use crate::events::replay;
 use crate::fak::{Ask, DEADLINE, Told};
 use crate::target::Target;
 
@@ -20,20 +23,19 @@ const QUIET_AFTER: usize = 8;
 /// A claim that was too high, until something explains it.
 #[derive(Debug)]
 pub(super) struct Suspicion {
+    ask: Ask,
     told: Told,
-    /// When its request was sent, by the ledger.
-    row: u64,
-    /// And by each engine's events: its life, and the next batch.
-    events: Vec<(usize, u64)>,
+    /// When its request was sent.
+    sent: SystemTime,
     since: Instant,
 }
 
 /// Requests under way, and when they were sent.
 #[derive(Debug)]
 pub(super) struct UnderWay {
-    calls: Vec<(Ask, Call)>,
-    row: u64,
-    events: Vec<(usize, u64)>,
+    /// Each with what events had told of its prompt, by engine.
+    calls: Vec<(Ask, Call, Vec<u64>)>,
+    sent: SystemTime,
     /// The last change of each engine's weights that fak knew of.
     weights: Vec<u64>,
     heard: Heard,
@@ -42,42 +44,46 @@ pub(super) struct UnderWay {
 impl<T: Target> Lane<T> {
     /// Requests that are sent at once.
     pub(super) fn begin(&mut self, count: usize) -> anyhow::Result<UnderWay> {
-        let next = |prey: &super::lane::Prey<T>| {
-            let seen = prey.subscriber.since(0);
-            (prey.life, seen.last().map_or(0, |batch| batch.seq + 1))
-        };
-        let events = self.prey.iter().map(next).collect();
+        for prey in &mut self.prey {
+            prey.oracle.listen(&prey.subscriber)?;
+        }
         let weights = self.prey.iter().map(|prey| prey.weights_told).collect();
         let mut calls = Vec::with_capacity(count);
+        let sent = SystemTime::now();
         for _ in 0..count {
             self.asked += 1;
             let id = format!("hunt-{}-{}", self.hunt.seed, self.asked);
             let ask = Ask { id: Some(id), ..self.draw.ask() };
+            let told = |prey: &Prey<T>| prey.oracle.told(&ask.prompt, ask.salt.as_deref());
+            let told = self.prey.iter().map(told).collect();
             let call = self.fak.begin(&ask)?;
-            calls.push((ask, call));
+            calls.push((ask, call, told));
         }
         let heard = match count {
             _ if self.turns_since_accident < QUIET_AFTER => Heard::Disturbed,
             1 => Heard::Alone,
             _ => Heard::Together,
         };
-        Ok(UnderWay { calls, row: self.row, events, weights, heard })
+        Ok(UnderWay { calls, sent, weights, heard })
     }
 
     pub(super) async fn finish(&mut self, asked: UnderWay) -> anyhow::Result<()> {
-        let UnderWay { calls, row, events, weights, heard } = asked;
-        for (ask, mut call) in calls {
+        let UnderWay { calls, sent, weights, heard } = asked;
+        for (ask, mut call, published) in calls {
             // With no other worker to go to, a request waits on one that stopped under it.
-            let sent = Instant::now();
-            while timeout(PATIENCE, call.ended()).await.is_err() && sent.elapsed() < DEADLINE {
+            let began = Instant::now();
+            while timeout(PATIENCE, call.ended()).await.is_err() && began.elapsed() < DEADLINE {
                 self.mend().await?;
             }
-            let told = Told::read(&call.finish(DEADLINE).await.context("a request hangs")?)?;
+            let answer = call.finish(DEADLINE).await;
+            let told = Told::read(&answer.context("a request hangs")?)?;
             self.judge(&ask, &told, heard, &weights);
+            if let Some(number) = self.prey.iter().position(|prey| prey.id == told.worker) {
+                self.tally.told(&told, published[number]);
+            }
             let over = told.cached.is_some_and(|cached| told.claimed() > cached);
             if told.is_finished && (over || self.is_over_on_gpu(&ask, &told)) {
-                let (events, since) = (events.clone(), Instant::now());
-                self.suspicions.push(Suspicion { told, row, events, since });
+                self.suspicions.push(Suspicion { ask, told, sent, since: Instant::now() });
             }
         }
         Ok(())
@@ -106,43 +112,30 @@ impl<T: Target> Lane<T> {
     pub(super) async fn explain(&mut self, after: Duration) -> anyhow::Result<()> {
         while self.suspicions.first().is_some_and(|first| first.since.elapsed() >= after) {
             let suspicion = self.suspicions.remove(0);
-            let rows = self.fak.rows_after(suspicion.row).await?;
-            // A row that demoted nothing explains nothing.
-            let explains = |row: &serde_json::Value| {
-                row["worker"] == suspicion.told.worker.as_str() && row["warm_demoted"] == true
-            };
-            if rows.iter().any(explains) {
-                self.tally.explained.0 += 1;
-            } else if self.has_removed(&suspicion).await? {
-                self.tally.explained.1 += 1;
+            if self.has_lost(&suspicion).await? {
+                self.tally.explained += 1;
             } else {
-                let told = &suspicion.told;
-                self.tally.failures.push(format!("nothing explains {told:?}"));
+                let Suspicion { ask, told, .. } = suspicion;
+                let more = &ask.more;
+                self.tally.failures.push(format!("no event explains {told:?}, sent with {more}"));
             }
         }
         Ok(())
     }
 
-    /// Whether the engine published that blocks went, after the request was sent.
-    async fn has_removed(&self, suspicion: &Suspicion) -> anyhow::Result<bool> {
-        let worker = self.prey.iter().position(|prey| prey.id == suspicion.told.worker);
-        let number = worker.context("no engine has that name")?;
-        let (life, next) = suspicion.events[number];
-        if life != self.prey[number].life {
-            return Ok(false);
+    /// Whether the engine lost blocks in time for it to explain a claim of a request that was
+    /// sent then: by an event, with its life, or by one that nobody will ever hear of.
+    async fn has_lost(&mut self, suspicion: &Suspicion) -> anyhow::Result<bool> {
+        let Suspicion { ask, told, sent, .. } = suspicion;
+        let number = self.prey.iter().position(|prey| prey.id == told.worker);
+        let prey = &mut self.prey[number.context("no engine has that name")?];
+        let on_the_wire = sent.checked_sub(ON_THE_WIRE).unwrap_or(*sent);
+        let lost = prey.engine.faults().map(|faults| faults.lost()).unwrap_or_default();
+        if prey.began >= on_the_wire || lost.iter().any(|lost| *lost >= on_the_wire) {
+            return Ok(true);
         }
-        let replayed = replay(&self.prey[number].endpoints.replay, &next.to_be_bytes()).await?;
-        for batch in &replayed.batches {
-            for event in batch.events()? {
-                let kind = event.as_map().and_then(|fields| {
-                    let kind = fields.iter().find(|(name, _)| name.as_str() == Some("type"));
-                    kind?.1.as_str()
-                });
-                if matches!(kind, Some("BlockRemoved" | "AllBlocksCleared")) {
-                    return Ok(true);
-                }
-            }
-        }
-        Ok(false)
+        prey.oracle.listen(&prey.subscriber)?;
+        let claim = (ask, told.claimed());
+        prey.oracle.has_lost(&prey.endpoints.replay, claim, *sent).await
     }
 }

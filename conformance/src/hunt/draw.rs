@@ -23,6 +23,9 @@ const STEM_BLOCKS: u32 = 12;
 /// Ways to go on from a stem.
 const BRANCHES: u32 = 4;
 
+/// Kills of fak in a thousand draws.
+const KILLS: u32 = 3;
+
 /// Sessions in use.
 const SESSIONS: u32 = 8;
 
@@ -51,6 +54,12 @@ pub(super) enum Turn {
     Rollout(usize),
     /// Other weights under a serving engine, with requests under way.
     Weights(usize),
+    /// fak is killed, and another begins on its ledger.
+    Kill,
+    /// Looks at an engine's metrics fail for a while.
+    Unseen,
+    /// The live socket is open and brings nothing, while replay has it all.
+    Deaf,
 }
 
 impl Turn {
@@ -98,6 +107,9 @@ impl Draw {
         if self.rng.u32(0..1_000) < self.restarts {
             return Turn::Restart;
         }
+        if self.rng.u32(0..1_000) < KILLS {
+            return Turn::Kill;
+        }
         match self.rng.u32(0..100) {
             0..=5 => Turn::Act(under_way),
             6..=9 => Turn::Behind(under_way),
@@ -105,6 +117,8 @@ impl Draw {
             11 if self.has_faults => Turn::Batches,
             12 if self.has_faults => Turn::Hold,
             13 if self.has_faults => Turn::Route,
+            24 if self.has_faults => Turn::Unseen,
+            25..=27 if self.has_faults => Turn::Deaf,
             14..=20 => Turn::Burst(self.rng.usize(2..6)),
             21..=22 => Turn::Rollout(under_way),
             23 if self.trains => Turn::Weights(under_way),
@@ -135,6 +149,7 @@ impl Draw {
             session: (rng.u32(0..3) > 0).then(|| session(rng)),
             salt: (rng.u32(0..20) == 0).then(|| "salt".to_owned()),
             id: None,
+            more: if rng.u32(0..6) == 0 { odd(rng) } else { Value::Null },
         }
     }
 
@@ -206,6 +221,18 @@ impl Draw {
             _ => RouteFault::EmptyBody,
         };
         (route, fault)
+    }
+}
+
+/// Fields by which an engine passes its cache by, or announces what it holds once more.
+fn odd(rng: &mut Rng) -> Value {
+    match rng.u32(0..6) {
+        0 => json!({"echo": true, "logprobs": 0}),
+        1 => json!({"echo": true}),
+        2 => json!({"prompt_logprobs": false}),
+        3 => json!({"prompt_logprobs": 0}),
+        4 => json!({"logprobs": 1}),
+        _ => json!({"vllm_xargs": {"kv_cache_report_mode": "full"}}),
     }
 }
 

@@ -1,24 +1,30 @@
 //! One gateway, its engines, and what is done to them.
 
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use fak_sim::Reused;
+use fak_sim::{Reused, RouteFault};
 
 use super::claims::{Suspicion, UnderWay};
 use super::draw::{Action, Draw, Turn};
+use super::oracle::{ON_THE_WIRE, Oracle};
 use super::{Hunt, Tally};
 use crate::client::{Call, Client};
 use crate::events::Subscriber;
-use crate::fak::{Acted, Ask, DEADLINE, Fak, Settings};
+use crate::fak::{Acted, Ask, DEADLINE, Fak, Settings, new_folder};
 use crate::scenario::Profile;
-use crate::session::until;
 use crate::target::{Endpoints, Target};
 
 /// A call straight to an engine; one that waits for requests that somebody paused never ends.
 pub(super) const BEHIND_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Requests at once and a rest, so often, while a live socket is deaf.
+const DEAF_ROUNDS: usize = 4;
+
+/// A moment more.
+const JUST_AFTER: Duration = Duration::from_millis(50);
 
 /// fak judges a claim that was too high a second after the answer.
 const JUDGED_AFTER: Duration = Duration::from_secs(2);
@@ -32,8 +38,9 @@ pub(super) struct Prey<T> {
     pub(super) endpoints: Endpoints,
     pub(super) client: Client,
     pub(super) subscriber: Subscriber,
-    /// Counts its lives: events of one say nothing of another's claims.
-    pub(super) life: usize,
+    /// What its events told in this life, and when that began.
+    pub(super) oracle: Oracle,
+    pub(super) began: SystemTime,
     /// Counts the changes of its weights, and how many of them fak knows of.
     pub(super) weights: u64,
     pub(super) weights_told: u64,
@@ -45,13 +52,38 @@ impl<T: Target> Prey<T> {
         let client = Client::new(&endpoints.base_url);
         let subscriber = Subscriber::connect(&endpoints.kv_events).await?;
         let id = format!("w{number}");
-        let (life, weights, weights_told) = (0, 0, 0);
-        Ok(Self { id, engine, profile, endpoints, client, subscriber, life, weights, weights_told })
+        Ok(Self {
+            id,
+            engine,
+            profile,
+            endpoints,
+            client,
+            subscriber,
+            oracle: Oracle::default(),
+            began: SystemTime::now(),
+            weights: 0,
+            weights_told: 0,
+        })
     }
 
     /// Where the cached tokens of a request came from, where anything tells.
     pub(super) fn reused(&self, ask: &Ask) -> Option<Reused> {
         self.engine.reused(ask.id.as_deref()?)
+    }
+}
+
+/// How fak was started, to be started so again.
+#[derive(Debug)]
+struct Started {
+    binary: PathBuf,
+    settings: Settings,
+    ledger: PathBuf,
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // What cannot be removed is left in the folder for temporary files.
+        let _ = std::fs::remove_dir_all(&self.ledger);
     }
 }
 
@@ -62,6 +94,7 @@ pub struct Lane<T> {
     pub(super) draw: Draw,
     pub(super) prey: Vec<Prey<T>>,
     pub(super) fak: Fak,
+    started: Started,
     pub(super) tally: Tally,
     pub(super) suspicions: Vec<Suspicion>,
     /// The last row that was seen.
@@ -87,21 +120,32 @@ impl<T: Target> Lane<T> {
             prey.push(Prey::start(number, engine, profile).await?);
         }
         let worker = |prey: &Prey<T>| (prey.id.clone(), prey.endpoints.base_url.clone());
+        let ledger = new_folder()?;
         let settings = Settings {
             workers: prey.iter().map(worker).collect(),
-            // The ledger's durability is another test's.
-            db: Some("sqlite::memory:".to_owned()),
+            db: Some(format!("sqlite:{}", ledger.join("fak.db").display())),
             probe_every_ms: hunt.probe_every_ms,
             first_byte_ms: hunt.first_byte_ms,
             reloads_weights: false,
         };
         let fak = Fak::start(binary, &settings).await?;
+        let started = Started { binary: binary.to_owned(), settings, ledger };
         let has_faults = prey.iter().all(|prey| prey.engine.faults().is_some());
         let draw = Draw::new(&hunt, has_faults);
         let (tally, suspicions) = (Tally::default(), Vec::new());
         let (row, asked, turns_since_accident) = (0, 0, 0);
-        let mut lane =
-            Self { hunt, draw, prey, fak, tally, suspicions, row, asked, turns_since_accident };
+        let mut lane = Self {
+            hunt,
+            draw,
+            prey,
+            fak,
+            started,
+            tally,
+            suspicions,
+            row,
+            asked,
+            turns_since_accident,
+        };
         lane.mend().await?;
         Ok(lane)
     }
@@ -128,15 +172,6 @@ impl<T: Target> Lane<T> {
             }
             self.turn(&turn).await.with_context(|| format!("{turn:?}"))?;
             self.explain(JUDGED_AFTER).await?;
-        }
-        let counted = async || {
-            let counted = self.fak.metrics().await?;
-            anyhow::Ok(counted.claims("over") + counted.claims("lost_in_flight"))
-        };
-        let lost = self.tally.lost as u64;
-        let judged = until("fak to judge the last claims", async || Ok(counted().await? >= lost));
-        if let Err(error) = judged.await {
-            self.tally.failures.push(format!("{error:#}"));
         }
         self.explain(Duration::ZERO).await?;
         self.tally.audit(&self.fak.metrics().await?, &self.fak.errors());
@@ -171,7 +206,15 @@ impl<T: Target> Lane<T> {
                 let asked = self.begin(*under_way)?;
                 let action = self.action();
                 let acting = self.fak.begin_act(&action.on, action.name, &action.options)?;
-                self.acted(&action, acting).await?;
+                if self.hunt.has_traffic {
+                    // More come while it is done, and may wait for it.
+                    let more = self.begin(2)?;
+                    self.acted(&action, acting).await?;
+                    self.mend().await?;
+                    self.finish(more).await?;
+                } else {
+                    self.acted(&action, acting).await?;
+                }
                 self.aftermath(asked).await
             }
             Turn::Behind(under_way) => {
@@ -190,6 +233,9 @@ impl<T: Target> Lane<T> {
             }
             Turn::Batches | Turn::Hold | Turn::Route => self.fault(turn).await,
             Turn::Restart => self.restart().await,
+            Turn::Kill => self.kill().await,
+            Turn::Unseen => self.unseen().await,
+            Turn::Deaf => self.deaf().await,
             Turn::Rollout(under_way) => self.rollout(*under_way).await,
             Turn::Weights(under_way) => self.weights_behind(*under_way).await,
         }
@@ -281,5 +327,52 @@ impl<T: Target> Lane<T> {
         self.tally.steps += 1;
         self.tally.accidents += 1;
         self.aftermath(asked).await
+    }
+
+    /// Kills fak as an operator's mistake or the system would, and starts it again.
+    async fn kill(&mut self) -> anyhow::Result<()> {
+        self.tally.steps += 1;
+        self.tally.accidents += 1;
+        // What it counted goes with it.
+        self.tally.audit(&self.fak.metrics().await?, &self.fak.errors());
+        self.fak.kill();
+        self.fak = Fak::start(&self.started.binary, &self.started.settings).await?;
+        self.mend().await
+    }
+
+    /// An engine whose metrics cannot be read for a few looks, while requests go on.
+    async fn unseen(&mut self) -> anyhow::Result<()> {
+        let number = self.draw.rng.usize(0..self.prey.len());
+        let Some(faults) = self.prey[number].engine.faults() else { return Ok(()) };
+        self.tally.steps += 1;
+        self.tally.accidents += 1;
+        faults.route("/metrics", RouteFault::Fail(500), 5);
+        for _ in 0..3 {
+            let asked = self.begin(1)?;
+            self.finish(asked).await?;
+        }
+        Ok(())
+    }
+
+    /// A live socket that is open and brings nothing, while requests evict one another's blocks and
+    /// somebody clears the cache.
+    async fn deaf(&mut self) -> anyhow::Result<()> {
+        let number = self.draw.rng.usize(0..self.prey.len());
+        let Some(faults) = self.prey[number].engine.faults() else { return Ok(()) };
+        self.tally.steps += 1;
+        self.tally.accidents += 1;
+        faults.drop_batches(usize::MAX);
+        for _ in 0..DEAF_ROUNDS {
+            if self.draw.rng.u32(0..4) == 0 {
+                let reset = "POST /reset_prefix_cache";
+                let _ = self.prey[number].client.plain(reset, BEHIND_DEADLINE).await;
+            }
+            let asked = self.begin(4)?;
+            self.finish(asked).await?;
+            // From here on what was published explains nothing any more.
+            tokio::time::sleep(ON_THE_WIRE + JUST_AFTER).await;
+        }
+        faults.drop_batches(0);
+        Ok(())
     }
 }

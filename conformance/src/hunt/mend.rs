@@ -1,10 +1,13 @@
 //! What an operator would do to bring workers back.
 //! Invariant: an operator is honest: what is said of the weights is so.
 
+use std::time::SystemTime;
+
 use serde_json::json;
 use tokio::time::{Duration, Instant};
 
 use super::lane::{BEHIND_DEADLINE, Lane};
+use super::oracle::Oracle;
 use crate::events::Subscriber;
 use crate::fak::DEADLINE;
 use crate::session::post;
@@ -90,7 +93,8 @@ impl<T: Target> Lane<T> {
         let prey = &mut self.prey[number];
         prey.endpoints = prey.engine.start(prey.profile).await?;
         prey.subscriber = Subscriber::connect(&prey.endpoints.kv_events).await?;
-        prey.life += 1;
+        prey.oracle = Oracle::default();
+        prey.began = SystemTime::now();
         Ok(())
     }
 }

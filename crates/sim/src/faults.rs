@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 use tokio::sync::Notify;
 
@@ -41,6 +42,7 @@ struct Script {
     stream_cut: Option<(StreamCut, usize)>,
     drop_batches: usize,
     lose_batches: usize,
+    lost: Vec<SystemTime>,
     repeat_batches: usize,
     publisher_held: bool,
     events_off: bool,
@@ -79,6 +81,11 @@ impl Faults {
     fn change(&self, edit: impl FnOnce(&mut Script)) {
         edit(&mut self.script());
         self.changed.notify_waiters();
+    }
+
+    /// When each batch was lost that was neither sent nor can be replayed.
+    pub fn lost(&self) -> Vec<SystemTime> {
+        self.script().lost.clone()
     }
 
     /// Makes the next `times` requests of a path, such as `/sleep`, go wrong.
@@ -172,6 +179,7 @@ impl Faults {
         if script.events_off {
             BatchFate::Ignore
         } else if take(&mut script.lose_batches) {
+            script.lost.push(SystemTime::now());
             BatchFate::Lose
         } else if take(&mut script.drop_batches) {
             BatchFate::Drop
