@@ -3,6 +3,7 @@
 //! Invariant: every claim is held against what the engine itself counts.
 
 mod checks;
+mod edges;
 mod kept;
 mod rollout;
 mod scenes;
@@ -21,7 +22,7 @@ use crate::metrics::Values;
 use crate::prompt::{BLOCK_SIZE, Prompt};
 use crate::scenario::Profile;
 use crate::session::until;
-use crate::target::Target;
+use crate::target::{Endpoints, Target};
 
 /// The worker's name.
 const WORKER: &str = "v0";
@@ -41,6 +42,8 @@ const ENGINE_DEADLINE: Duration = Duration::from_secs(20);
 pub struct Bridge<T> {
     engine: T,
     profile: Profile,
+    /// Where the engine listens.
+    endpoints: Endpoints,
     /// Counts the weights that scenes put in place.
     weights: u64,
     /// Straight to the engine, behind fak's back.
@@ -67,6 +70,7 @@ impl<T: Target> Bridge<T> {
         let endpoints = engine.start(profile).await?;
         let settings = Settings {
             workers: vec![(WORKER.to_owned(), format!("{}/v1", endpoints.base_url))],
+            sockets: None,
             db: None,
             probe_every_ms: PROBE_EVERY_MS,
             first_byte_ms: FIRST_BYTE_MS,
@@ -75,7 +79,9 @@ impl<T: Target> Bridge<T> {
         let fak = Fak::start(binary, &settings).await?;
         let client = Client::new(&endpoints.base_url);
         let (binary, checks) = (binary.to_owned(), Checks::new(out));
-        let bridge = Self { engine, profile, weights: 1, client, fak, binary, settings, checks };
+        let weights = 1;
+        let bridge =
+            Self { engine, profile, endpoints, weights, client, fak, binary, settings, checks };
         bridge.until_serving().await?;
         Ok(bridge)
     }

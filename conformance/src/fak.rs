@@ -32,6 +32,8 @@ const ERROR_LINES_BEFORE: usize = 5;
 pub struct Settings {
     /// Name and address of each worker.
     pub workers: Vec<(String, String)>,
+    /// Event and replay socket of each worker, where they are named; the engine is asked else.
+    pub sockets: Option<(String, Option<String>)>,
     /// The database; in a file of its own where there is none.
     pub db: Option<String>,
     /// Pause between two looks at a worker.
@@ -433,6 +435,11 @@ impl Settings {
         );
         for (id, url) in &self.workers {
             text += &format!("[[worker]]\nid = \"{id}\"\nurl = \"{url}\"\n");
+            if let Some((kv, replay)) = &self.sockets {
+                text += &format!("kv = \"{kv}\"\n");
+                let replay = replay.iter().map(|replay| format!("replay = \"{replay}\"\n"));
+                text += &replay.collect::<String>();
+            }
         }
         text
     }

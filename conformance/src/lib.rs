@@ -13,6 +13,7 @@ pub mod names;
 pub mod normal;
 pub mod prompt;
 pub mod recording;
+pub mod relay;
 pub mod run;
 pub mod scenario;
 pub mod session;

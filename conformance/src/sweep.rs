@@ -104,6 +104,7 @@ pub async fn run<T: Target>(
     let schemas = fields::schemas(&Client::new(&endpoints.base_url)).await?;
     let settings = Settings {
         workers: vec![(WORKER.to_owned(), format!("{}/v1", endpoints.base_url))],
+        sockets: None,
         db: None,
         probe_every_ms: 100,
         first_byte_ms: 2_000,

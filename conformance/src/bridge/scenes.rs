@@ -26,6 +26,7 @@ impl<T: Target> Bridge<T> {
         self.restart_in_the_middle("81-83 +5").await?;
         self.keep_refused("91-93 +5").await?;
         self.weights_behind_its_back("101-103 +5").await?;
+        self.edges().await?;
         self.no_claim_was_over().await
     }
 

@@ -123,6 +123,7 @@ impl<T: Target> Lane<T> {
         let ledger = new_folder()?;
         let settings = Settings {
             workers: prey.iter().map(worker).collect(),
+            sockets: None,
             db: Some(format!("sqlite:{}", ledger.join("fak.db").display())),
             probe_every_ms: hunt.probe_every_ms,
             first_byte_ms: hunt.first_byte_ms,
