@@ -38,7 +38,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 pub use canary::Outcome as Canary;
-pub(crate) use learn::capabilities;
+pub(crate) use learn::{capabilities, offload};
 pub use owner::{Config, Events, Owner};
 pub use rollout::{Begin, Begun, End, Ended};
 pub use rows::Ending;

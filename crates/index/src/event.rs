@@ -68,8 +68,10 @@ pub enum GroupKind {
         /// Width of the window in tokens.
         tokens: Option<u32>,
     },
-    /// Any other kind, or none named: every block.
+    /// Any other kind: every block.
     Other,
+    /// None named, as up to 0.19.1: every block.
+    NotReported,
 }
 
 /// Blocks that came to be on a tier.
@@ -85,7 +87,8 @@ pub struct Store {
     pub block_size: u32,
     /// The extra keys.
     pub extra: Extra,
-    /// The LoRA adapter's name; part of the identity even where `extra` leaves it out. An event
+    /// The LoRA adapter's name. vLLM lists it as the first of a block's extra keys, too, as plain
+    /// text that a cache salt could equal: there it is taken for the adapter. An event
     /// that has only a number for it (up to 0.13.0) must get a name here that no adapter has.
     pub lora: Option<Box<str>>,
     /// Where the blocks are.

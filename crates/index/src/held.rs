@@ -19,8 +19,9 @@ pub struct Held {
     /// Blocks in prompt order: the gpu run from block 0, then the run of at most one connector tier
     /// that goes on where the gpu's ends.
     pub blocks: PerTier<u32>,
-    /// Blocks behind those that the connector tier announced in one event with others, without a
-    /// size: they may be of no use one by one, so they are no claim.
+    /// Blocks behind those that a connector's tier may hold: its removals are not announced, or the
+    /// size of its chunks is not known, or how much of the gpu's is there decides about its last
+    /// chunk. No claim, but worth a request.
     pub estimated: u32,
     /// Tokens in a block; 0 where nobody knows.
     pub block_size: u32,
@@ -95,6 +96,12 @@ impl Held {
             *tokens.get_mut(*tier) = self.blocks.get(*tier).saturating_mul(self.block_size);
         }
         tokens
+    }
+
+    /// What may be there beyond the claim, in tokens: for routing alone.
+    #[must_use]
+    pub fn estimated_tokens(&self) -> u32 {
+        self.estimated.saturating_mul(self.block_size)
     }
 
     /// The claim in tokens on an engine that may decode speculatively. With a draft model that
@@ -182,11 +189,48 @@ impl Rank {
     ) -> Option<(usize, usize, Tier)> {
         let run = |tier| {
             let counted = |least| Counted { least, born_by };
-            let any = self.run(tier, keys, gpu, block_size, counted(Presence::Chunked));
-            let whole = self.run(tier, keys, gpu, block_size, counted(Presence::Whole));
-            (any > gpu).then_some((whole - gpu, any - whole, tier))
+            let is_estimated = self.options.offload.estimated.has(tier);
+            let (proven, any) = match self.chunk_blocks(tier) {
+                Some(chunk) if chunk > 1 => {
+                    let end = self.run_of_chunks(tier, keys, gpu, chunk, born_by);
+                    ((end + 1).saturating_sub(chunk).max(gpu), end)
+                }
+                _ => (
+                    self.run(tier, keys, gpu, block_size, counted(Presence::Whole)),
+                    self.run(tier, keys, gpu, block_size, counted(Presence::Loose)),
+                ),
+            };
+            let proven = if is_estimated { gpu } else { proven };
+            (any > gpu).then_some((proven - gpu, any - proven, tier))
         };
         [Tier::Cpu, Tier::Disk, Tier::Remote].into_iter().filter_map(run).min()
+    }
+
+    /// Where the run of whole chunks ends that goes on in the chunk which holds block `start`; at
+    /// least `start`. vLLM looks a chunk up by its last block, from the chunk in which the gpu's
+    /// run ends, and loads nothing where less than a chunk would be left to load (0.32.0,
+    /// `_lookup_complete_chunks`, read). So of a run that ends at block e the engine uses at least
+    /// the first e + 1 - chunk blocks, whatever the gpu holds beyond what is known: what a request
+    /// in flight has just stored there can cost the last chunk.
+    fn run_of_chunks(
+        &self,
+        tier: Tier,
+        keys: &[Key],
+        start: usize,
+        chunk: usize,
+        born_by: u64,
+    ) -> usize {
+        // Of several groups each rounds the others' run to its own chunks: too much to foretell.
+        let mut groups = self.layout.announced();
+        let (Some((id, group)), None) = (groups.next(), groups.next()) else { return start };
+        if group.need != Need::Whole || self.slot(tier).is_aside {
+            return start;
+        }
+        let is_there =
+            |last: &usize| self.presence(tier, id, keys[*last], born_by) == Some(Presence::Whole);
+        let first = start - start % chunk + chunk - 1;
+        let chunks = (first..keys.len()).step_by(chunk).take_while(is_there).count();
+        (start - start % chunk + chunks * chunk).max(start)
     }
 
     /// The longest usable prefix in blocks, at least `start`, whose blocks from `start` on are on

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use fak_kernel::Tier;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use crate::event::{EngineHash, Extra, ExtraKey, Store};
@@ -56,8 +57,13 @@ pub(crate) struct Keys {
 pub(crate) struct Digested {
     pub(crate) hashes: Vec<HashKey>,
     pub(crate) parent: Option<HashKey>,
-    /// One a block; empty where the store carries no tokens.
+    /// One a block; empty where the store carries no tokens, or does not say of which block they
+    /// are.
     pub(crate) contents: Vec<Content>,
+    /// Blocks are left out, as a window group does (vLLM 0.32.0, `BlockPool.cache_full_blocks`,
+    /// read). What the others are called is known from a group that leaves out none: a hash is the
+    /// same in every group.
+    pub(crate) is_sparse: bool,
     /// Lengths contradict each other.
     pub(crate) is_malformed: bool,
 }
@@ -72,9 +78,10 @@ impl Keys {
         let mut parent = None;
         let block = |(i, tokens): (usize, &[u32])| {
             // vLLM's order: LoRA name, multi-modal items, salt (0.32.0, observed:
-            // ["sql","tenantB"]).
-            let salt = prompt.salt.filter(|_| i == 0);
-            let parts = prompt.lora.into_iter().chain(salt).map(Part::Text);
+            // ["sql","tenantB"]). It hashes each with a tag and publishes them without (0.32.0,
+            // `to_event_extra_keys`, read), so the adapter has a tag of its own here as well.
+            let salt = prompt.salt.filter(|_| i == 0).map(Part::Text);
+            let parts = prompt.lora.map(Part::Lora).into_iter().chain(salt);
             let key = self.link(parent, self.content(&mut buffer, tokens, parts));
             parent = Some(key);
             key
@@ -85,13 +92,14 @@ impl Keys {
     pub(crate) fn digest(self, store: &Store) -> Digested {
         let hashes: Vec<_> = store.hashes.iter().map(|hash| self.hash(hash)).collect();
         let parent = store.parent.as_ref().map(|hash| self.hash(hash));
-        let is_malformed = !store.tokens.is_empty() && !is_well_formed(store);
+        let is_sparse = is_sparse(store);
+        let is_malformed = !store.tokens.is_empty() && !is_sparse && !is_well_formed(store);
         let contents = match store.block_size as usize {
             0 => Vec::new(),
-            _ if is_malformed => Vec::new(),
+            _ if is_malformed || is_sparse => Vec::new(),
             size => self.contents(store, size),
         };
-        Digested { hashes, parent, contents, is_malformed }
+        Digested { hashes, parent, contents, is_sparse, is_malformed }
     }
 
     fn contents(self, store: &Store, size: usize) -> Vec<Content> {
@@ -101,10 +109,11 @@ impl Keys {
                 Extra::PerBlock(blocks) => blocks.get(i).map_or(&[][..], Vec::as_slice),
                 Extra::NotReported => &[],
             };
+            let lora = store.lora.as_deref();
             let is_listed =
-                |lora: &&str| matches!(extra.first(), Some(ExtraKey::Text(t)) if **t == **lora);
-            let lora = store.lora.as_deref().filter(|lora| !is_listed(lora));
-            let parts = lora.map(Part::Text).into_iter().chain(extra.iter().map(Part::from));
+                lora.is_some_and(|l| matches!(extra.first(), Some(ExtraKey::Text(t)) if **t == *l));
+            let rest = extra.iter().skip(usize::from(is_listed)).map(Part::from);
+            let parts = lora.map(Part::Lora).into_iter().chain(rest);
             self.content(&mut buffer, tokens, parts)
         };
         store.tokens.chunks_exact(size).enumerate().map(block).collect()
@@ -156,13 +165,23 @@ impl Keys {
 }
 
 fn is_well_formed(store: &Store) -> bool {
-    let blocks = store.hashes.len();
-    let is_covered = match &store.extra {
+    let tokens = store.hashes.len().checked_mul(store.block_size as usize);
+    is_covered(store) && tokens == Some(store.tokens.len())
+}
+
+fn is_sparse(store: &Store) -> bool {
+    let size = store.block_size as usize;
+    let whole = size > 0 && store.tokens.len().is_multiple_of(size);
+    let is_fewer =
+        whole && !store.hashes.is_empty() && store.hashes.len() < store.tokens.len() / size;
+    is_fewer && store.tier == Tier::Gpu && is_covered(store)
+}
+
+fn is_covered(store: &Store) -> bool {
+    match &store.extra {
         Extra::NotReported => true,
-        Extra::PerBlock(extra) => extra.is_empty() || extra.len() == blocks,
-    };
-    let tokens = blocks.checked_mul(store.block_size as usize);
-    is_covered && tokens == Some(store.tokens.len())
+        Extra::PerBlock(extra) => extra.is_empty() || extra.len() == store.hashes.len(),
+    }
 }
 
 /// An extra key, borrowed from an event or a prompt.
@@ -171,6 +190,8 @@ pub(crate) enum Part<'a> {
     Bytes(&'a [u8]),
     Int(i64),
     Item(&'a str, i64),
+    /// The adapter, whatever other part has the same text.
+    Lora(&'a str),
 }
 
 impl<'a> From<&'a ExtraKey> for Part<'a> {
@@ -191,6 +212,7 @@ impl Part<'_> {
             Self::Bytes(bytes) => (1, *bytes, None),
             Self::Int(int) => (2, &[][..], Some(*int)),
             Self::Item(text, int) => (3, text.as_bytes(), Some(*int)),
+            Self::Lora(name) => (4, name.as_bytes(), None),
         };
         buffer.push(tag);
         buffer.extend_from_slice(&(bytes.len() as u64).to_le_bytes());

@@ -35,7 +35,7 @@ impl Group {
     pub(crate) fn new(block_size: u32, kind: GroupKind) -> Self {
         let is_told = match kind {
             GroupKind::Full | GroupKind::Window { tokens: Some(1..) } => true,
-            GroupKind::Window { .. } | GroupKind::Other => false,
+            GroupKind::Window { .. } | GroupKind::Other | GroupKind::NotReported => false,
         };
         Self { block_size, need: kind.into(), is_told }
     }
@@ -54,7 +54,10 @@ impl From<GroupKind> for Need {
     fn from(kind: GroupKind) -> Self {
         match kind {
             GroupKind::Window { tokens: Some(tokens @ 1..) } => Self::Window(tokens),
-            GroupKind::Window { .. } | GroupKind::Full | GroupKind::Other => Self::Whole,
+            GroupKind::Window { .. }
+            | GroupKind::Full
+            | GroupKind::Other
+            | GroupKind::NotReported => Self::Whole,
         }
     }
 }

@@ -46,12 +46,37 @@ pub struct RankId(u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark(u64);
 
-/// What an operator declares of a rank.
+/// What is known of the tiers behind a rank's connector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offload {
+    /// Tiers of which nobody announces all removals: that a block was stored there does not prove
+    /// that it is there, and that none was stored does not prove that it is not.
+    pub estimated: TierSet,
+    /// Blocks that the connector stores and loads together; `None` where that is not known.
+    pub blocks_per_chunk: Option<u32>,
+}
+
+impl Offload {
+    /// Nothing is known, so nothing is proven.
+    pub const UNKNOWN: Self = Self { estimated: TierSet::CONNECTOR, blocks_per_chunk: None };
+    /// Every removal is announced, and each block is stored by itself.
+    pub const BY_BLOCK: Self = Self { estimated: TierSet::NONE, blocks_per_chunk: Some(1) };
+}
+
+impl Default for Offload {
+    fn default() -> Self {
+        Self::UNKNOWN
+    }
+}
+
+/// What is known of a rank beside its events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankOptions {
     /// Nobody sends this engine a cache salt, or anything but text. Only then do blocks count whose
     /// events cannot show extra keys (layouts before 0.17.1).
     pub assume_unsalted: bool,
+    /// What is known of the connector, until [`Index::set_offload`] says more.
+    pub offload: Offload,
 }
 
 /// Bounds on memory, for each rank where nothing else is said. What does not fit is not claimed,
@@ -189,6 +214,13 @@ impl Index {
         let rank = Arc::new(RwLock::new(Rank::new(options, self.limits)));
         self.ranks.write().unwrap_or_else(PoisonError::into_inner).insert(id, rank);
         id
+    }
+
+    /// What is known of the rank's connector from now on.
+    pub fn set_offload(&self, id: RankId, offload: Offload) {
+        if let Some(rank) = self.rank(id) {
+            write(&rank).options.offload = offload;
+        }
     }
 
     /// Takes a rank out. O(1): its memory waits for the sweep.

@@ -162,6 +162,18 @@ impl Rank {
         best
     }
 
+    /// The keys under which a claim of the blocks from `start` to `end` of a tier was looked up.
+    fn claimed_keys<'a>(
+        &self,
+        tier: Tier,
+        keys: &'a [Key],
+        (start, end): (usize, usize),
+    ) -> impl Iterator<Item = &'a Key> + use<'a> {
+        let chunk = self.chunk_blocks(tier).unwrap_or(1).max(1);
+        let (first, last) = (start - start % chunk + chunk - 1, end + chunk - 1);
+        keys.iter().take(last).skip(first).step_by(chunk)
+    }
+
     /// Why blocks from `start` to `end` are not on a tier without a break since `mark`.
     fn losses_of(
         &self,
@@ -179,7 +191,7 @@ impl Rank {
                     start.max(end.saturating_sub(tokens.div_ceil(block_size.max(1)) as usize))
                 }
             };
-            for key in keys.iter().take(end).skip(first) {
+            for key in self.claimed_keys(tier, keys, (first, end)) {
                 if self.presence(tier, group, *key, mark).is_some() {
                     continue;
                 }

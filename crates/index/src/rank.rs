@@ -6,18 +6,18 @@
 
 use fak_kernel::{Belief, LossCause, Tier, TierSet};
 
-use crate::event::{Extra, Store};
+use crate::event::{Extra, GroupKind, Store};
 use crate::identities::{Block, Fallout, Identities, Taught, Terms};
 use crate::key::{Digested, HashKey, Key, Keys};
 use crate::layout::{Group, Layout};
 use crate::losses::{Loss, Losses, Origin};
 use crate::retired::Piece;
-use crate::slot::{Placed, Placement, Presence, Proof, Slot, Taken, Unit};
+use crate::slot::{Chunks, Placed, Placement, Presence, Proof, Slot, Taken, Unit};
 use crate::{Applied, Limits, RankOptions, Stats};
 
 /// One life of one rank, as announced.
 pub(crate) struct Rank {
-    options: RankOptions,
+    pub(crate) options: RankOptions,
     pub(crate) limits: Limits,
     pub(crate) is_suspended: bool,
     /// The engine's own cache announced blocks without their extra keys.
@@ -63,9 +63,6 @@ impl Rank {
         let mut applied = Applied::default();
         let blocks = u64::try_from(digested.hashes.len()).unwrap_or(u64::MAX);
         if digested.is_malformed {
-            if is_sparse(store) {
-                self.admit(store);
-            }
             applied.malformed = blocks;
         } else if !self.admit(store) {
             applied.dropped = blocks;
@@ -113,7 +110,9 @@ impl Rank {
         applied: &mut Applied,
     ) {
         let teaches = self.teaches(store);
-        let (unit, proof) = (unit(store), proof(store));
+        let unit = unit(store);
+        let proof = if digested.is_sparse { Proof::Copy } else { proof(store) };
+        let shown_from = if proof == Proof::Repeat { self.shown_from(store, digested) } else { 0 };
         // A tier that was set aside may come back, and then what was stored meanwhile is there.
         let is_kept = gain.has(store.tier) || self.slot(store.tier).is_aside;
         let mut parent = digested.parent;
@@ -127,15 +126,36 @@ impl Rank {
                 Some(Taught::Conflict) => applied.conflicts += 1,
                 Some(Taught::Refused) => applied.dropped += 1,
                 None if self.identities.is_poisoned(hash) => applied.conflicts += 1,
-                None | Some(Taught::Known | Taught::Parked) if is_kept => {
+                None | Some(Taught::Known | Taught::Parked) if is_kept && i >= shown_from => {
                     let is_pending = !self.identities.is_known(hash);
                     let born = self.changes;
                     let at = Placement { group: store.group, hash, is_pending, unit, born, proof };
                     self.put(store.tier, &at, applied);
                 }
-                None | Some(Taught::Known | Taught::Parked) => applied.fenced += 1,
+                None | Some(Taught::Known | Taught::Parked) => {
+                    applied.fenced += 1;
+                    self.slot_mut(store.tier).is_fenced = true;
+                }
             }
         }
+    }
+
+    /// The first block that a store from the root shows. One that repeats a hit lists every block
+    /// of the prefix in every group, also those that a window slid past (vLLM 0.32.0,
+    /// `BlockPool.emit_cached_block_events`, read); one of blocks that were not there lists what
+    /// was computed.
+    fn shown_from(&self, store: &Store, digested: &Digested) -> usize {
+        let width = match store.kind {
+            GroupKind::Full | GroupKind::NotReported => return 0,
+            GroupKind::Window { tokens } => {
+                tokens.unwrap_or(0).saturating_sub(1).div_ceil(store.block_size.max(1))
+            }
+            GroupKind::Other => 0,
+        };
+        let (slot, blocks) = (self.slot(store.tier), digested.hashes.len());
+        let is_there = digested.hashes.last().is_some_and(|last| slot.has(store.group, *last));
+        let is_known = slot.floor == Belief::Gone && !slot.is_fenced;
+        if is_known && !is_there { 0 } else { blocks.saturating_sub(width as usize) }
     }
 
     fn learn(&mut self, keys: Keys, block: Block, applied: &mut Applied) -> Taught {
@@ -247,7 +267,7 @@ impl Rank {
             return Belief::Unknown;
         }
         let slot = self.slot(tier);
-        if slot.is_aside {
+        if slot.is_aside || self.options.offload.estimated.has(tier) {
             return Belief::Unknown;
         }
         let presence =
@@ -255,7 +275,7 @@ impl Rank {
         let is_known = self.identities.hashes(key).next().is_some();
         match presence {
             Some(Presence::Whole) => Belief::Proven,
-            Some(Presence::Chunked) => Belief::Unknown,
+            Some(Presence::Loose) => Belief::Unknown,
             // A hash that names nothing known may name this key.
             None if !is_known && slot.pending() > 0 => Belief::Unknown,
             None => slot.floor,
@@ -271,9 +291,37 @@ impl Rank {
         key: Key,
         born_by: u64,
     ) -> Option<Presence> {
-        let (slot, size) = (self.slot(tier), self.layout.block_size());
-        let presence = |hash| slot.presence(group, hash, size, born_by);
+        let slot = self.slot(tier);
+        let (chunk, is_configured) =
+            (self.chunk_tokens(tier), self.options.offload.blocks_per_chunk.is_some());
+        let presence = |hash| slot.presence((group, hash), chunk, is_configured, born_by);
         self.identities.hashes(key).filter_map(presence).max()
+    }
+
+    /// Tokens in a chunk of a connector's tier, as configured and as announced; `None` where that
+    /// is not known, contradicts itself, or is not in whole blocks.
+    fn chunk_tokens(&self, tier: Tier) -> Option<u32> {
+        let size = self.layout.block_size()?;
+        let blocks = self.options.offload.blocks_per_chunk;
+        let configured = blocks.and_then(|blocks| blocks.checked_mul(size));
+        let tokens = match (configured, self.slot(tier).chunks) {
+            (_, Chunks::Mixed) => None,
+            (Some(tokens), Chunks::Of(told)) => (tokens == told).then_some(tokens),
+            (tokens, Chunks::None) => tokens,
+            (None, Chunks::Of(told)) => Some(told),
+        };
+        tokens.filter(|tokens| *tokens > 0 && tokens.is_multiple_of(size))
+    }
+
+    /// Blocks in a chunk of a tier; `None` where that is not known. The gpu has none but blocks.
+    pub(crate) fn chunk_blocks(&self, tier: Tier) -> Option<usize> {
+        match tier {
+            Tier::Gpu => Some(1),
+            Tier::Cpu | Tier::Disk | Tier::Remote => {
+                let size = self.layout.block_size()?;
+                Some((self.chunk_tokens(tier)? / size) as usize)
+            }
+        }
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -325,14 +373,17 @@ impl Rank {
     }
 }
 
-/// vLLM's connectors up to 0.19.1 announce the size of their chunks, as later self-describing ones
-/// do; all others announce 0 and one block an event (0.32.0, observed).
+/// vLLM's connectors up to 0.19.1 announce the size of their chunks, each under one hash.
+/// Self-describing ones announce all blocks of one chunk in one event, with their tokens. All
+/// others announce one chunk an event and no size (0.32.0, `offloading/events.py`, read).
 fn unit(store: &Store) -> Unit {
+    let blocks = u32::try_from(store.hashes.len()).unwrap_or(u32::MAX);
     match store.block_size {
         _ if store.tier == Tier::Gpu => Unit::Block,
-        0 if store.hashes.len() == 1 => Unit::Block,
-        0 => Unit::Chunk,
-        tokens => Unit::Tokens(tokens),
+        0 if blocks == 1 => Unit::Configured,
+        0 => Unit::Unknown,
+        tokens if store.tokens.is_empty() => Unit::Tokens(tokens),
+        tokens => Unit::Tokens(tokens.saturating_mul(blocks)),
     }
 }
 
@@ -348,13 +399,4 @@ fn proof(store: &Store) -> Proof {
 fn is_live(slots: &[Slot], layout: &Layout, hash: HashKey) -> bool {
     let is_in = |slot: &Slot| layout.ids().any(|group| slot.has(group, hash));
     slots.iter().any(is_in)
-}
-
-/// Whether a store leaves blocks out without saying which, as a window group does (vLLM 0.32.0,
-/// `BlockPool.cache_full_blocks`, read). It teaches nothing, but its group is there and a claim has
-/// to wait for it.
-fn is_sparse(store: &Store) -> bool {
-    let size = store.block_size as usize;
-    let whole = size > 0 && store.tokens.len().is_multiple_of(size);
-    whole && !store.hashes.is_empty() && store.hashes.len() < store.tokens.len() / size
 }

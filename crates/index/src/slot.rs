@@ -18,6 +18,21 @@ pub(crate) struct Slot {
     pub(crate) floor: Belief,
     /// Its blocks count for nothing for now. Events go on into the table.
     pub(crate) is_aside: bool,
+    /// Stores were kept out, so that the engine may hold blocks which are not in the table.
+    pub(crate) is_fenced: bool,
+    /// Tokens in a chunk, as stores told it.
+    pub(crate) chunks: Chunks,
+}
+
+/// What sizes of chunks were told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Chunks {
+    /// None yet.
+    None,
+    /// So many tokens each.
+    Of(u32),
+    /// Several.
+    Mixed,
 }
 
 /// What was announced of one block in one group on one tier, and not taken back.
@@ -34,15 +49,17 @@ struct Copies {
     born: u64,
 }
 
-/// Which piece of cache an announcement speaks of.
+/// Which piece of cache an announcement speaks of. A chunk has the hash of its last block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// The block by itself.
     Block,
-    /// So many tokens, as announced: the block by itself only if that is the block size.
+    /// A chunk of the size that the connector is configured to.
+    Configured,
+    /// A chunk of so many tokens, as announced.
     Tokens(u32),
-    /// The block together with others: maybe of no use alone.
-    Chunk,
+    /// Nobody knows.
+    Unknown,
 }
 
 /// A block to be put down.
@@ -82,9 +99,9 @@ pub(crate) enum Placed {
 /// A block that is there.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Presence {
-    /// As part of a chunk: maybe of no use alone.
-    Chunked,
-    /// By itself.
+    /// As part of something of a size that is not known: maybe of no use.
+    Loose,
+    /// As the block, or the last block of the chunk, that it has to be.
     Whole,
 }
 
@@ -100,15 +117,29 @@ pub(crate) enum Taken {
 
 impl Default for Slot {
     fn default() -> Self {
-        Self { table: Table::default(), pending: 0, floor: Belief::Gone, is_aside: false }
+        Self {
+            table: Table::default(),
+            pending: 0,
+            floor: Belief::Gone,
+            is_aside: false,
+            is_fenced: false,
+            chunks: Chunks::None,
+        }
     }
 }
 
 impl Slot {
     pub(crate) fn put(&mut self, at: &Placement, blocks_max: usize, pending_max: usize) -> Placed {
+        if let Unit::Tokens(tokens) = at.unit {
+            self.chunks = match self.chunks {
+                Chunks::None => Chunks::Of(tokens),
+                Chunks::Of(others) if others == tokens => Chunks::Of(tokens),
+                Chunks::Of(_) | Chunks::Mixed => Chunks::Mixed,
+            };
+        }
         if let Some(copies) = self.table.get_mut(&(at.group, at.hash)) {
             if copies.unit != at.unit {
-                copies.unit = Unit::Chunk;
+                copies.unit = Unit::Unknown;
             }
             if at.proof != Proof::Copy || std::mem::take(&mut copies.is_owed_store) {
                 return Placed::Repeat;
@@ -157,19 +188,21 @@ impl Slot {
         }
     }
 
-    /// How a block is there since a change no later than `born_by`, given the rank's block size.
+    /// How a block is there since a change no later than `born_by`, where a chunk has `chunk`
+    /// tokens, of which the configuration told or not.
     pub(crate) fn presence(
         &self,
-        group: u32,
-        hash: HashKey,
-        block_size: Option<u32>,
+        (group, hash): (u32, HashKey),
+        chunk: Option<u32>,
+        is_configured: bool,
         born_by: u64,
     ) -> Option<Presence> {
         let copies = self.table.get(&(group, hash)).filter(|copies| copies.born <= born_by)?;
         Some(match copies.unit {
             Unit::Block => Presence::Whole,
-            Unit::Tokens(tokens) if Some(tokens) == block_size => Presence::Whole,
-            Unit::Tokens(_) | Unit::Chunk => Presence::Chunked,
+            Unit::Configured if is_configured && chunk.is_some() => Presence::Whole,
+            Unit::Tokens(tokens) if Some(tokens) == chunk => Presence::Whole,
+            Unit::Configured | Unit::Tokens(_) | Unit::Unknown => Presence::Loose,
         })
     }
 

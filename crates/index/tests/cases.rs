@@ -2,12 +2,17 @@
 //! number in the comment).
 
 use fak_index::{
-    EngineHash, Extra, ExtraKey, GroupKind, Held, HeldReason, Index, Key, Limits, Loss, Origin,
-    Prompt, RankId, RankOptions, Remove, Store,
+    EngineHash, Extra, ExtraKey, GroupKind, Held, HeldReason, Index, Key, Limits, Loss, Offload,
+    Origin, Prompt, RankId, RankOptions, Remove, Store,
 };
 use fak_kernel::{Belief, LossCause, Tier, TierSet};
 
 const SIZE: u32 = 4;
+
+/// A rank whose connector announces every removal and stores each block by itself.
+fn by_block() -> RankOptions {
+    RankOptions { offload: Offload::BY_BLOCK, ..RankOptions::default() }
+}
 
 /// An action of fak's own.
 fn own() -> Loss {
@@ -22,7 +27,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        Self::with(Limits::default(), RankOptions::default())
+        Self::with(Limits::default(), by_block())
     }
 
     fn with(limits: Limits, options: RankOptions) -> Self {
@@ -126,7 +131,7 @@ fn children_of_unknown_parents_wait_and_link_in_any_depth() {
 // 44
 #[test]
 fn the_oldest_waiting_child_goes_first_and_is_counted_in_blocks() {
-    let bench = Bench::with(Limits { parked: 2, ..Limits::default() }, RankOptions::default());
+    let bench = Bench::with(Limits { parked: 2, ..Limits::default() }, by_block());
     assert_eq!(bench.store(&blocks(3..5)).dropped, 0);
     assert_eq!(bench.store(&block(2)).dropped, 1);
     assert_eq!(bench.index.stats(bench.rank).totals.dropped, 1);
@@ -356,7 +361,7 @@ fn a_waiting_location_obeys_removals_and_demotions() {
 // 51
 #[test]
 fn waiting_locations_are_bounded_and_what_did_not_fit_is_unknown() {
-    let bench = Bench::with(Limits { pending: 2, ..Limits::default() }, RankOptions::default());
+    let bench = Bench::with(Limits { pending: 2, ..Limits::default() }, by_block());
     assert_eq!(bench.store(&located(0..1, Tier::Cpu)).gained, 1);
     assert_eq!(bench.store(&located(1..2, Tier::Cpu)).gained, 1);
     assert_eq!(bench.store(&located(2..3, Tier::Cpu)).dropped, 1);
@@ -388,7 +393,9 @@ fn a_self_describing_location_without_extra_keys_teaches_nothing() {
 fn facts_are_kept_by_tier() {
     let bench = Bench::new();
     bench.store(&blocks(0..3));
-    bench.store(&Store { tier: Tier::Cpu, ..blocks(0..3) });
+    for n in 0..3 {
+        bench.store(&Store { tier: Tier::Cpu, ..block(n) });
+    }
     bench.remove(&[2, 3], Tier::Gpu, 0);
     assert_eq!(bench.held(3), (1, 2));
     bench.remove(&[3], Tier::Cpu, 0);
@@ -443,7 +450,7 @@ fn a_removed_rank_holds_nothing_and_its_number_is_never_used_again() {
     assert_eq!(bench.held_of(&tokens).blocks.gpu, many - 1);
 
     bench.index.remove_rank(bench.rank);
-    let again = bench.index.add_rank(RankOptions::default());
+    let again = bench.index.add_rank(by_block());
     assert_ne!(again, bench.rank);
     assert_eq!(bench.index.held_all(&plain(&tokens)).len(), 1);
     assert_eq!(bench.index.held(again, &plain(&tokens)).blocks.gpu, 0);
@@ -479,7 +486,7 @@ fn demoting_a_rank_touches_no_block() {
 
 // 48
 #[test]
-fn a_group_that_does_not_say_which_blocks_it_stored_is_waited_for_in_vain() {
+fn a_group_that_leaves_blocks_out_is_joined_by_its_hashes() {
     let bench = Bench::new();
     bench.store(&blocks(0..3));
     assert_eq!(bench.held(3), (3, 0));
@@ -490,8 +497,22 @@ fn a_group_that_does_not_say_which_blocks_it_stored_is_waited_for_in_vain() {
         kind: GroupKind::Window { tokens: Some(SIZE) },
         ..blocks(0..3)
     };
-    assert_eq!(bench.store(&sparse).malformed, 1);
+    let applied = bench.store(&sparse);
+    assert_eq!((applied.gained, applied.malformed), (1, 0));
+    assert_eq!(bench.held(3), (3, 0));
+    // Only at the end of what it holds.
+    assert_eq!(bench.held(2), (0, 0));
+    assert_eq!(bench.remove(&[3], Tier::Gpu, 1).removed, 1);
     assert_eq!(bench.held(3), (0, 0));
+    // It teaches nothing: what the hash names has to be known.
+    let unnamed = Store { hashes: vec![EngineHash::Int(99)], ..sparse.clone() };
+    assert_eq!(bench.store(&unnamed).gained, 1);
+    assert_eq!(bench.index.stats(bench.rank).pending.gpu, 1);
+    // Every such store shows a copy, also one from the root.
+    bench.store(&sparse);
+    assert_eq!(bench.store(&sparse).copies, 1);
+    // Of a connector it is contradictory.
+    assert_eq!(bench.store(&Store { tier: Tier::Cpu, ..sparse }).malformed, 1);
 }
 
 // 71

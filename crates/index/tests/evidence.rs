@@ -1,13 +1,18 @@
 //! What brings a belief back, what takes it, and what is known of why it went.
 
 use fak_index::{
-    EngineHash, Extra, ExtraKey, GroupKind, HeldReason, Index, Limits, Loss, Mark, Origin, Prompt,
-    RankId, RankOptions, Remove, Store,
+    EngineHash, Extra, ExtraKey, GroupKind, HeldReason, Index, Limits, Loss, Mark, Offload, Origin,
+    Prompt, RankId, RankOptions, Remove, Store,
 };
 use fak_kernel::vocab::PerTier;
 use fak_kernel::{Belief, LossCause, Tier, TierSet};
 
 const SIZE: u32 = 4;
+
+/// A rank whose connector announces every removal and stores each block by itself.
+fn by_block() -> RankOptions {
+    RankOptions { offload: Offload::BY_BLOCK, ..RankOptions::default() }
+}
 
 struct Bench {
     index: Index,
@@ -72,7 +77,7 @@ impl Bench {
 
     fn with(limits: Limits) -> Self {
         let index = Index::new(0x5eed, limits);
-        let rank = index.add_rank(RankOptions::default());
+        let rank = index.add_rank(by_block());
         Self { index, rank }
     }
 
@@ -429,4 +434,187 @@ fn a_contradiction_explains_no_claim() {
     let extra = Extra::PerBlock(vec![vec![ExtraKey::Int(1)]]);
     assert_eq!(bench.store(&Store { extra, ..blocks(3..4) }).conflicts, 1);
     assert_eq!((bench.held(), bench.loss(mark, gpu(4 * SIZE))), ((3, 0), None));
+}
+
+#[test]
+fn a_repeated_hit_shows_of_a_window_what_it_has_to_hold() {
+    let kind = GroupKind::Window { tokens: Some(2 * SIZE) };
+    let window = |range| Store { group: 1, kind, ..blocks(range) };
+    // What was computed is there, all of it.
+    let bench = Bench::new();
+    bench.store(&blocks(0..4));
+    assert_eq!(bench.store(&window(0..4)).gained, 4);
+    // The window slid on; a hit lists every block, also those that are gone.
+    let hashes = (0..2).map(EngineHash::Int).collect();
+    bench.index.remove(bench.rank, &Remove { hashes, tier: Tier::Gpu, group: 1 }, Origin::Live);
+    assert_eq!(bench.held(), (4, 0));
+    let applied = bench.store(&window(0..4));
+    assert_eq!((applied.gained, applied.repeats, applied.fenced), (0, 2, 2));
+    // Behind a fence, or where something may be missing, the end alone is sure: what the token
+    // after the hit attends to.
+    bench.demote(TierSet::ALL, LossCause::Doubt);
+    let applied = bench.store(&window(0..4));
+    assert_eq!((applied.gained, applied.fenced), (2, 2));
+    let bench = Bench::new();
+    bench.index.store(bench.rank, &window(0..1), TierSet::NONE);
+    assert_eq!(bench.store(&window(0..4)).gained, 2);
+    // Of a kind that is not known nothing is sure; one that is not named is of an engine that
+    // repeats no hits.
+    for (kind, gained) in [(GroupKind::Other, 0), (GroupKind::NotReported, 4)] {
+        let bench = Bench::new();
+        bench.demote(TierSet::ALL, LossCause::Doubt);
+        assert_eq!(bench.store(&Store { kind, ..blocks(0..4) }).gained, gained, "{kind:?}");
+    }
+}
+
+/// A bench of 17 blocks that were named and evicted, whose connector is as told.
+fn offloading(offload: Offload) -> Bench {
+    let bench = Bench::new();
+    bench.index.set_offload(bench.rank, offload);
+    bench.store(&blocks(0..16));
+    bench.evict(0..16);
+    bench
+}
+
+fn in_chunks(blocks_per_chunk: Option<u32>) -> Offload {
+    Offload { blocks_per_chunk, ..Offload::BY_BLOCK }
+}
+
+/// Blocks proven and estimated of a prompt of so many blocks, on the gpu and behind it.
+fn held_of(bench: &Bench, blocks: u64) -> (u32, u32, u32) {
+    let held = bench.index.held(bench.rank, &plain(&prompt(blocks)));
+    (held.blocks.gpu, held.blocks.cpu, held.estimated)
+}
+
+// The engine's rule: nothing is loaded where less than a chunk would be left to load.
+#[test]
+fn a_chunk_counts_whole_or_not_at_all() {
+    let bench = offloading(in_chunks(Some(4)));
+    let last_of_chunks = [3, 7, 11];
+    for last in last_of_chunks {
+        bench.store_all(&on_cpu(last..last + 1));
+    }
+    // A prompt that ends inside a chunk has none of it.
+    for blocks in 1..4 {
+        assert_eq!(held_of(&bench, blocks), (0, 0, 0), "{blocks}");
+    }
+    // Whatever the gpu turns out to hold: at least all but the last chunk, and one block.
+    assert_eq!(held_of(&bench, 4), (0, 1, 3));
+    assert_eq!(held_of(&bench, 7), (0, 1, 3));
+    assert_eq!(held_of(&bench, 16), (0, 9, 3));
+    // With three blocks on the gpu the fourth alone is not loaded.
+    bench.store(&blocks(0..3));
+    assert_eq!(held_of(&bench, 4), (3, 0, 1));
+    assert_eq!(held_of(&bench, 16), (3, 6, 3));
+    // The chunk in which the gpu's run ends is looked up as well.
+    bench.remove(3..4, Tier::Cpu, Origin::Live);
+    assert_eq!(held_of(&bench, 16), (3, 0, 0));
+    bench.store(&blocks(3..4));
+    assert_eq!(held_of(&bench, 16), (4, 5, 3));
+}
+
+#[test]
+fn the_blocks_of_a_chunk_that_describes_itself_are_no_chunks() {
+    // All its blocks in one event, each of which other chunks may share.
+    let chunk = |range| Store { tier: Tier::Cpu, ..blocks(range) };
+    for configured in [None, Some(4)] {
+        let bench = offloading(in_chunks(configured));
+        bench.store_all(&[chunk(0..4), chunk(4..8)]);
+        assert_eq!(held_of(&bench, 2), (0, 0, 0), "{configured:?}");
+        assert_eq!(held_of(&bench, 16), (0, 5, 3), "{configured:?}");
+        bench.remove(0..4, Tier::Cpu, Origin::Live);
+        assert_eq!(held_of(&bench, 16), (0, 0, 0), "{configured:?}");
+    }
+}
+
+#[test]
+fn a_chunk_of_a_size_that_is_not_known_is_an_estimate() {
+    // Nothing told, and then two sizes, or one that is not the configured one, or not in blocks.
+    let bench = offloading(in_chunks(None));
+    bench.store_all(&on_cpu(0..4));
+    assert_eq!(held_of(&bench, 16), (0, 0, 4));
+    bench.index.set_offload(bench.rank, Offload::BY_BLOCK);
+    assert_eq!(held_of(&bench, 16), (0, 4, 0));
+    let sized = |block_size| Store { block_size, ..on_cpu(3..4).remove(0) };
+    for (configured, sizes) in [
+        (Some(2), &[4 * SIZE][..]),
+        (None, &[4 * SIZE, 2 * SIZE][..]),
+        (None, &[4 * SIZE + 1][..]),
+        (None, &[0][..]),
+    ] {
+        let bench = offloading(in_chunks(configured));
+        sizes.iter().for_each(|size| bench.store_all(&[sized(*size)]));
+        bench.store(&blocks(0..3));
+        assert_eq!(held_of(&bench, 16), (3, 0, 1), "{configured:?} {sizes:?}");
+    }
+    // With one size, which events up to vLLM 0.19.1 tell, it counts.
+    let bench = offloading(in_chunks(None));
+    bench.store_all(&[sized(4 * SIZE)]);
+    assert_eq!(held_of(&bench, 16), (0, 1, 3));
+}
+
+#[test]
+fn chunks_of_several_groups_are_no_claim() {
+    let bench = offloading(in_chunks(Some(2)));
+    bench.store_all(&on_cpu(1..2));
+    assert_eq!(held_of(&bench, 16), (0, 1, 1));
+    let of_1 = |store: &Store| Store { group: 1, ..store.clone() };
+    bench.store(&of_1(&blocks(0..4)));
+    bench.store_all(&on_cpu(1..2).iter().map(of_1).collect::<Vec<_>>());
+    assert_eq!(held_of(&bench, 16), (0, 0, 0));
+}
+
+#[test]
+fn a_tier_whose_removals_nobody_announces_is_an_estimate() {
+    let estimated = Offload { estimated: TierSet::of(Tier::Cpu), ..Offload::BY_BLOCK };
+    let bench = offloading(estimated);
+    bench.store_all(&on_cpu(0..4));
+    let held = bench.index.held(bench.rank, &plain(&prompt(4)));
+    assert_eq!((held.blocks_total(), held.tokens()), (0, PerTier::default()));
+    assert_eq!((held.estimated_tokens(), held.reason), (4 * SIZE, HeldReason::Miss));
+    // Neither proven nor known to be gone.
+    let keys = bench.index.chain(&plain(&prompt(8)), SIZE);
+    for key in [keys[0], keys[7]] {
+        assert_eq!(bench.index.belief(bench.rank, Tier::Cpu, key), Belief::Unknown);
+    }
+    bench.index.set_offload(bench.rank, Offload::BY_BLOCK);
+    assert_eq!(held_of(&bench, 4), (0, 4, 0));
+    assert_eq!(bench.index.belief(bench.rank, Tier::Cpu, keys[7]), Belief::Gone);
+    // Of several connectors the first that has anything is asked, and nobody tells which is first.
+    let disk = Offload { estimated: TierSet::of(Tier::Disk), ..Offload::BY_BLOCK };
+    bench.index.set_offload(bench.rank, disk);
+    assert_eq!(held_of(&bench, 4), (0, 4, 0));
+    bench.store(&Store { tier: Tier::Disk, ..on_cpu(0..1).remove(0) });
+    assert_eq!(held_of(&bench, 4), (0, 0, 1));
+}
+
+#[test]
+fn nothing_is_proven_of_a_connector_of_which_nothing_is_known() {
+    let bench = Bench::new();
+    let rank = bench.index.add_rank(RankOptions::default());
+    bench.index.store(rank, &blocks(0..4), TierSet::ALL);
+    on_cpu(0..4).iter().for_each(|store| {
+        bench.index.store(rank, store, TierSet::ALL);
+    });
+    let hashes = (1..4).map(EngineHash::Int).collect();
+    bench.index.remove(rank, &Remove { hashes, tier: Tier::Gpu, group: 0 }, Origin::Live);
+    let held = bench.index.held(rank, &plain(&prompt(4)));
+    assert_eq!((held.blocks.gpu, held.blocks_total(), held.estimated), (1, 1, 3));
+}
+
+#[test]
+fn the_loss_of_a_chunk_explains_a_claim_of_any_of_its_blocks() {
+    let bench = offloading(in_chunks(Some(4)));
+    for last in [3, 7] {
+        bench.store_all(&on_cpu(last..last + 1));
+    }
+    let tokens = prompt(16);
+    let (held, mark) = bench.index.held_and_mark(bench.rank, &plain(&tokens));
+    assert_eq!(held.blocks.cpu, 5);
+    let loss = || bench.index.loss_since(bench.rank, &plain(&tokens), mark, &held.tokens());
+    assert_eq!(loss(), None);
+    bench.remove(0..3, Tier::Cpu, Origin::Live);
+    assert_eq!(loss(), None, "a chunk is named by its last block");
+    bench.remove(7..8, Tier::Cpu, Origin::Live);
+    assert_eq!(loss(), Some(live(LossCause::Removed)));
 }

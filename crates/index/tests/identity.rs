@@ -11,7 +11,7 @@ const SIZE: u32 = 2;
 
 fn rank(limits: Limits, assume_unsalted: bool) -> (Index, RankId) {
     let index = Index::new(0x5eed, limits);
-    let rank = index.add_rank(RankOptions { assume_unsalted });
+    let rank = index.add_rank(RankOptions { assume_unsalted, ..RankOptions::default() });
     (index, rank)
 }
 
@@ -71,13 +71,32 @@ fn the_block_with_the_last_token_is_never_claimed() {
 fn a_salt_is_on_the_first_block_and_a_lora_on_every_one() {
     let (index, rank) = rank(Limits::default(), false);
     let salted = vec![vec![text("sql"), text("tenantB")], vec![text("sql")]];
-    index.store(rank, &with_extra(salted, store(1, None, &[1, 2])), TierSet::ALL);
+    let salted = with_extra(salted, store(1, None, &[1, 2]));
+    index.store(rank, &Store { lora: Some("sql".into()), ..salted }, TierSet::ALL);
     let held = |lora, salt| gpu(&index, rank, &[1, 2], lora, salt);
     assert_eq!(held(Some("sql"), Some("tenantB")), 2);
     assert_eq!(held(Some("sql"), Some("tenantA")), 0);
     assert_eq!(held(Some("sql"), None), 0);
     assert_eq!(held(None, Some("tenantB")), 0);
     assert_eq!(held(None, None), 0);
+}
+
+// vLLM hashes the two with tags and publishes them without (0.32.0, `to_event_extra_keys`, read).
+#[test]
+fn a_salt_is_no_adapter_of_the_same_name() {
+    let of = |lora: Option<&str>, extra: &[&str]| {
+        let (index, rank) = rank(Limits::default(), false);
+        let extra = vec![extra.iter().map(|part| text(part)).collect()];
+        let store = Store { lora: lora.map(Box::from), ..store(1, None, &[1]) };
+        index.store(rank, &with_extra(extra, store), TierSet::ALL);
+        let held = |lora, salt| gpu(&index, rank, &[1], lora, salt);
+        let sql = Some("sql");
+        [held(sql, None), held(None, sql), held(sql, sql), held(None, None)]
+    };
+    assert_eq!(of(Some("sql"), &["sql"]), [1, 0, 0, 0]);
+    assert_eq!(of(None, &["sql"]), [0, 1, 0, 0]);
+    assert_eq!(of(Some("sql"), &["sql", "sql"]), [0, 0, 1, 0]);
+    assert_eq!(of(Some("other"), &["other", "sql"]), [0, 0, 0, 0]);
 }
 
 #[test]

@@ -22,6 +22,7 @@ use crate::engine::{Admitted, Capabilities, Engine, Learnt, Models, Named, Unmat
 use crate::events::discover::{self, Source};
 use crate::events::recorder::Recorder;
 use crate::events::stream::{Handle, Sink, Stream};
+use crate::lifecycle::offload;
 use crate::runtime::{OnExit, TaskGroup};
 
 /// Time for the event sockets to stand before the first call.
@@ -89,7 +90,7 @@ impl Claims {
         for source in sources {
             let sink = Sink {
                 index: Arc::clone(&index),
-                options: RankOptions::default(),
+                options: RankOptions { offload: offload(told), ..RankOptions::default() },
                 recorder: Arc::clone(&recorder),
                 notes: None,
             };

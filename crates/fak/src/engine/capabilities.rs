@@ -91,6 +91,8 @@ pub struct Capabilities {
     /// The connector's class names: none without a connector, several for a multi connector's
     /// parts.
     pub connectors: Learnt<Vec<String>>,
+    /// How the one connector that there is stores its blocks.
+    pub offload: Learnt<Offload>,
     /// Tokens in a block of the device cache, as configured. Events tell the truth of each group.
     pub block_size: Learnt<u32>,
     /// Whether the prefix cache is on.
@@ -110,6 +112,7 @@ impl Capabilities {
             models: self.models.or(earlier.models),
             loads_adapters: self.loads_adapters.or(earlier.loads_adapters),
             connectors: self.connectors.or(earlier.connectors),
+            offload: self.offload.or(earlier.offload),
             block_size: self.block_size.or(earlier.block_size),
             prefix_caching: self.prefix_caching.or(earlier.prefix_caching),
             settings: self.settings.or(earlier.settings),
@@ -145,6 +148,18 @@ pub enum Chunk {
     Tokens(u32),
 }
 
+/// What a connector's configuration tells of how it stores blocks; what it leaves out has its
+/// default. A multi connector's tells nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Offload {
+    /// What it offloads to, by the name of its class.
+    pub spec_name: Option<String>,
+    /// Blocks that are stored together.
+    pub blocks_per_chunk: Option<u64>,
+    /// The same in tokens: `block_size` of the connector's own settings.
+    pub tokens_per_chunk: Option<u64>,
+}
+
 impl Engine {
     /// Asks the engine what it can do. Never fails: what cannot be learnt says why.
     pub async fn capabilities(&self) -> Capabilities {
@@ -171,6 +186,7 @@ impl Engine {
             models: models.read(self::models),
             loads_adapters: openapi.read(loads_adapters),
             connectors: server.read(connectors),
+            offload: server.read(offload),
             block_size: server
                 .read(|body| u32::try_from(cache_setting(body, "block_size")?.as_u64()?).ok())
                 .or(block_size),
@@ -336,6 +352,26 @@ fn chunks(transfer: &Value) -> BTreeMap<String, Chunk> {
     };
     let parts = transfer.pointer("/kv_connector_extra_config/connectors").and_then(Value::as_array);
     parts.into_iter().flatten().take(LIST_MAX).chain([transfer]).filter_map(one).collect()
+}
+
+fn offload(body: &Value) -> Option<Offload> {
+    let config = body.get("vllm_config")?.as_object()?.get("kv_transfer_config")?;
+    let setting = |name| {
+        let extra = config.get("kv_connector_extra_config").and_then(|extra| extra.get(name));
+        extra.filter(|value| !value.is_null())
+    };
+    // A number may be written as a text: vLLM reads it by `int()`. One that cannot be read is no 1.
+    let number = |name| match setting(name) {
+        None => Some(None),
+        Some(Value::String(text)) => Some(Some(text.trim().parse().ok()?)),
+        Some(value) => Some(Some(value.as_u64()?)),
+    };
+    let spec_name = match setting("spec_name") {
+        None => None,
+        Some(name) => Some(name.as_str()?.to_owned()),
+    };
+    let (blocks_per_chunk, tokens_per_chunk) = (number("blocks_per_chunk")?, number("block_size")?);
+    Some(Offload { spec_name, blocks_per_chunk, tokens_per_chunk })
 }
 
 fn cache_setting<'a>(body: &'a Value, name: &str) -> Option<&'a Value> {

@@ -301,7 +301,8 @@ fn store(stored: &Stored, tier: Tier) -> Store {
         kind: match stored.spec_kind.as_deref() {
             Some("full_attention") => GroupKind::Full,
             Some("sliding_window") => GroupKind::Window { tokens: stored.sliding_window },
-            _ => GroupKind::Other,
+            Some(_) => GroupKind::Other,
+            None => GroupKind::NotReported,
         },
     }
 }

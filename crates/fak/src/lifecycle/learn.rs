@@ -6,6 +6,7 @@
 
 use std::mem;
 
+use fak_index::Offload;
 use fak_kernel::witness::{Capabilities, Connector, Pauses};
 use fak_kernel::{Tier, TierSet};
 
@@ -37,6 +38,7 @@ impl Owner {
             self.state.first_rank = settings.first_rank;
         }
         let has_new_ranks = self.follow_told();
+        self.show_offload();
         // The first `/server_info` of a busy engine can take longer than a look (0.32.0, observed),
         // and an engine may never tell where it publishes.
         let is_placed = self.told.connectors.told().is_some() && !self.ranks.is_empty();
@@ -58,7 +60,9 @@ impl Owner {
             self.show_models();
         }
         if self.has_reconnected() || is_due && self.ranks.is_empty() {
-            return self.ask_sources().await;
+            let has_new_ranks = self.ask_sources().await;
+            self.show_offload();
+            return has_new_ranks;
         }
         false
     }
@@ -75,6 +79,14 @@ impl Owner {
         self.state.caution = Caution::default();
         self.block_size = None;
         self.connectors = None;
+        self.show_offload();
+    }
+
+    fn show_offload(&self) {
+        let offload = offload(&self.told);
+        for rank in &self.ranks {
+            self.config.sink.index.set_offload(rank.id(), offload);
+        }
     }
 
     fn show_models(&mut self) {
@@ -151,9 +163,106 @@ fn tiers(names: &[String]) -> TierSet {
     })
 }
 
+/// What the events of a connector's tiers prove. Only two are known to announce every removal of
+/// their tier: the offloading connector into host memory and the simple one (0.32.0,
+/// `v1/kv_offload/cpu/manager.py` and `v1/simple_kv_offload/manager.py`, read). Mooncake's store
+/// and LMCache build no removal, nor do tiers of files and objects. A part of a multi connector
+/// proves
+/// nothing: the engine asks the first that has anything, and nobody tells which that is.
+pub(crate) fn offload(told: &engine::Capabilities) -> Offload {
+    let (Some([name]), Some(config)) =
+        (told.connectors.told().map(Vec::as_slice), told.offload.told())
+    else {
+        return Offload::UNKNOWN;
+    };
+    let cpu = Offload {
+        estimated: TierSet::CONNECTOR.without(TierSet::of(Tier::Cpu)),
+        ..Offload::UNKNOWN
+    };
+    match (name.as_str(), config.spec_name.as_deref()) {
+        ("OffloadingConnector", None | Some("CPUOffloadingSpec")) => {
+            Offload { blocks_per_chunk: chunk(told, config), ..cpu }
+        }
+        ("SimpleCPUOffloadConnector", _) => Offload { blocks_per_chunk: Some(1), ..cpu },
+        _ => Offload::UNKNOWN,
+    }
+}
+
+/// Blocks in a chunk: one where nothing is configured (0.32.0, `offloading/config.py`, read).
+fn chunk(told: &engine::Capabilities, config: &engine::Offload) -> Option<u32> {
+    let blocks = match (config.blocks_per_chunk, config.tokens_per_chunk) {
+        (None, None) => 1,
+        (Some(blocks), None) => blocks,
+        (None, Some(tokens)) => {
+            let size = u64::from(*told.block_size.told()?);
+            (size > 0 && tokens.is_multiple_of(size)).then_some(tokens / size)?
+        }
+        (Some(_), Some(_)) => return None,
+    };
+    u32::try_from(blocks).ok().filter(|blocks| *blocks > 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::{Learnt, Offload as Config};
+
+    fn told(names: &[&str], config: Config, block_size: Option<u32>) -> engine::Capabilities {
+        fn learnt<T>(value: Option<T>) -> Learnt<T> {
+            let unknown = || Learnt::Unknown { why: "not asked".to_owned() };
+            value.map_or_else(unknown, |value| Learnt::Told { value, by: "/server_info" })
+        }
+        engine::Capabilities {
+            connectors: learnt(Some(names.iter().map(|name| (*name).to_owned()).collect())),
+            offload: learnt(Some(config)),
+            block_size: learnt(block_size),
+            ..engine::Capabilities::default()
+        }
+    }
+
+    #[test]
+    fn only_tiers_whose_removals_are_announced_are_proven() {
+        let plain = |names: &[&str]| offload(&told(names, Config::default(), None));
+        let disk_and_remote = TierSet::of(Tier::Disk).with(TierSet::of(Tier::Remote));
+        let proven = Offload { estimated: disk_and_remote, blocks_per_chunk: Some(1) };
+        assert_eq!(plain(&["OffloadingConnector"]), proven);
+        assert_eq!(plain(&["SimpleCPUOffloadConnector"]), proven);
+        let unknown: [&[&str]; 5] = [
+            &["MooncakeStoreConnector"],
+            &["LMCacheConnectorV1"],
+            &["OffloadingConnector", "MooncakeStoreConnector"],
+            &["MyConnector"],
+            &[],
+        ];
+        for names in unknown {
+            assert_eq!(plain(names), Offload::UNKNOWN, "{names:?}");
+        }
+        let tiered =
+            Config { spec_name: Some("TieringOffloadingSpec".to_owned()), ..Config::default() };
+        assert_eq!(offload(&told(&["OffloadingConnector"], tiered, None)), Offload::UNKNOWN);
+        let silent = Learnt::Unknown { why: "404".to_owned() };
+        let told = told(&["OffloadingConnector"], Config::default(), None);
+        let silent = engine::Capabilities { offload: silent, ..told };
+        assert_eq!(offload(&silent), Offload::UNKNOWN);
+    }
+
+    #[test]
+    fn a_chunk_is_told_in_blocks_or_in_tokens() {
+        for (blocks, tokens, size, chunk) in [
+            (Some(4), None, None, Some(4)),
+            (None, Some(64), Some(16), Some(4)),
+            (None, Some(64), None, None),
+            (None, Some(40), Some(16), None),
+            (Some(4), Some(64), Some(16), None),
+            (Some(0), None, None, None),
+            (Some(u64::MAX), None, None, None),
+        ] {
+            let config =
+                Config { blocks_per_chunk: blocks, tokens_per_chunk: tokens, ..Config::default() };
+            let told = told(&["OffloadingConnector"], config, size);
+            assert_eq!(offload(&told).blocks_per_chunk, chunk, "{blocks:?} {tokens:?} {size:?}");
+        }
+    }
 
     #[test]
     fn a_version_is_read_from_what_engines_say() {

@@ -8,8 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fak_index::{
-    EngineHash, Extra, GroupKind, Index, Limits, Loss, Mark, Origin, Prompt, RankId, RankOptions,
-    Remove, Store,
+    EngineHash, Extra, GroupKind, Index, Limits, Loss, Mark, Offload, Origin, Prompt, RankId,
+    RankOptions, Remove, Store,
 };
 use fak_kernel::rank::{Config, Effect, Event, Head, Rank, Take, Trust};
 use fak_kernel::vocab::PerTier;
@@ -20,6 +20,11 @@ use crate::engine::{Batch, Block, Engine, Ev, Lost};
 pub(crate) const BLOCK_SIZE: u32 = 2;
 const LABELS: u16 = 3;
 const DEPTH: usize = 4;
+
+/// A rank whose connector announces every removal and stores each block by itself.
+fn by_block() -> RankOptions {
+    RankOptions { offload: Offload::BY_BLOCK, ..RankOptions::default() }
+}
 
 /// A connection to one life's publisher: what was sent and not yet received.
 struct Connection {
@@ -164,7 +169,7 @@ impl World {
 
     fn with(seed: u64, mut rng: fastrand::Rng, config: Config, buffer_max: usize) -> Self {
         let index = Index::new(seed, Limits::default());
-        let id = index.add_rank(RankOptions::default());
+        let id = index.add_rank(by_block());
         let engine = Engine::new(rng.bool(), buffer_max);
         let stable_hashes = rng.bool();
         let misfortunes = [0, 1, 2, 4, 8, 16][rng.usize(..6)];

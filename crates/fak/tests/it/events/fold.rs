@@ -6,7 +6,7 @@ use fak::events::Item;
 use fak::events::fold::Fold;
 use fak::events::ndjson::{Limits, Lines};
 use fak::events::recorder::{Rank as Name, Recorder};
-use fak_index::{Index, Prompt, RankId, RankOptions};
+use fak_index::{Index, Offload, Prompt, RankId, RankOptions};
 use fak_kernel::rank::{Config, Rank};
 
 struct Bench {
@@ -19,7 +19,8 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let index = Arc::new(Index::new(7, fak_index::Limits::default()));
-        let id = index.add_rank(RankOptions::default());
+        let id =
+            index.add_rank(RankOptions { offload: Offload::BY_BLOCK, ..RankOptions::default() });
         let recorder = Arc::new(Recorder::new(16));
         let rank = Rank::new(Config { replay: false, ..Config::default() });
         let name = Name { worker: "w".into(), rank: 0 };

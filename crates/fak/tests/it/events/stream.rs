@@ -9,7 +9,7 @@ use fak::events::fold::Marker;
 use fak::events::recorder::Recorder;
 use fak::events::stream::{Handle, Sink, Stream};
 use fak::runtime::{OnExit, TaskGroup};
-use fak_index::{HeldReason, Index, Limits, Prompt, RankOptions};
+use fak_index::{HeldReason, Index, Limits, Offload, Prompt, RankOptions};
 use fak_kernel::rank::{Event, Trust};
 use fak_kernel::vocab::PerTier;
 use fak_kernel::{Disposition, TierSet};
@@ -32,7 +32,7 @@ impl Rig {
         let index = Arc::new(Index::new(7, Limits::default()));
         let sink = Sink {
             index: Arc::clone(&index),
-            options: RankOptions::default(),
+            options: RankOptions { offload: Offload::BY_BLOCK, ..RankOptions::default() },
             recorder: Arc::new(Recorder::new(64)),
             notes: None,
         };
