@@ -118,8 +118,9 @@ def test_sessions_are_acted_on_through_the_worker_behind_them(
     assert (refused.value.code, refused.value.sessions) == ("sessions_active", ("s2",))
     row = fak.sleep(session="s1", level=1, force=True)
     assert (row.worker, row.session) == ("sim-0", "s1")
-    slept = fak.session("s2")
+    slept = fak.session("s1")
     assert (slept.run, slept.reason, slept.dormant_since) == ("dormant", "sleep", row.seq)
+    assert fak.session("s2").run == "active", "its worker's rest is not its own"
     fak.wake(session="s1", weights="same")
 
     assert fak.quarantine(session="s2", isolate=True).reason == "isolated"

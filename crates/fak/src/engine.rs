@@ -6,6 +6,7 @@
 mod capabilities;
 mod client;
 mod completions;
+mod connection;
 mod control;
 mod endpoints;
 mod identity;

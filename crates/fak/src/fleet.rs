@@ -76,6 +76,8 @@ pub struct State {
     pub is_recovering: bool,
     /// The last scrape.
     pub metrics: Option<Arc<Metrics>>,
+    /// What the last scrape that was answered says of its load.
+    pub counted: Option<Counted>,
     /// The last row of the ledger on it.
     pub last_witness: Option<u64>,
 }
@@ -169,6 +171,28 @@ pub struct Pace {
     pub moved_at: Option<Instant>,
 }
 
+/// Requests on a worker, whoever sent them, by its own metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// Those that run and those that wait.
+    pub requests: u32,
+    /// Those that this fak had there then.
+    pub own: u32,
+    /// When.
+    pub at: Instant,
+}
+
+impl Counted {
+    /// By a scrape that was just answered.
+    #[must_use]
+    pub fn of(metrics: &Metrics, own: usize) -> Self {
+        let total = metrics.total();
+        let requests = total.running.unwrap_or(0.0) + total.waiting.unwrap_or(0.0);
+        let own = u32::try_from(own).unwrap_or(u32::MAX);
+        Self { requests: requests as u32, own, at: Instant::now() }
+    }
+}
+
 /// A rank's place in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rank {
@@ -219,6 +243,7 @@ impl State {
             first_rank: 0,
             is_recovering: false,
             metrics: None,
+            counted: None,
             last_witness: None,
         }
     }
@@ -355,5 +380,25 @@ impl Fleet {
                 change(Arc::make_mut(&mut view.state));
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fak_wire::metrics::Limits;
+
+    #[test]
+    fn requests_that_run_and_that_wait_are_counted_over_all_ranks() {
+        let counted = |text: &str| {
+            let metrics = fak_wire::metrics::parse(text.as_bytes(), &Limits::default());
+            Counted::of(&metrics.expect("it is small"), 7)
+        };
+        let text = "vllm:num_requests_running{engine=\"0\"} 3\n\
+                    vllm:num_requests_running{engine=\"1\"} 4\n\
+                    vllm:num_requests_waiting{engine=\"1\"} 80\n";
+        let told = counted(text);
+        assert_eq!((told.requests, told.own), (87, 7));
+        assert_eq!(counted("").requests, 0, "what is not told is no load");
     }
 }

@@ -5,7 +5,9 @@
 //! is audited.
 
 mod audit;
+mod beginning;
 mod body;
+mod choosing;
 mod claim;
 mod deferred;
 mod dispatch;
@@ -56,6 +58,7 @@ use crate::sessions::Sessions;
 use crate::telemetry::Registry;
 use audit::Audits;
 use body::Room;
+use choosing::{Breakers, OnRanks};
 use deferred::Deferred;
 use keys::Keys;
 use metrics::{Failure, Metrics, Outcome};
@@ -209,6 +212,8 @@ struct Shared {
     release: Arc<Semaphore>,
     /// When each worker was last suspected.
     suspected: Vec<Mutex<Option<Instant>>>,
+    breakers: Breakers,
+    on_ranks: OnRanks,
     /// Of digests; no peer knows it.
     seed: u64,
 }
@@ -257,6 +262,8 @@ impl Gateway {
             waiting: permits(config.hold.requests_max),
             release: permits(config.hold.release.max(1)),
             suspected: (0..workers).map(|_| Mutex::default()).collect(),
+            breakers: Breakers::new(workers),
+            on_ranks: OnRanks::default(),
             seed,
             config,
         };
@@ -341,7 +348,8 @@ fn outcome(problem: &Problem) -> Outcome {
     match problem {
         Problem::Unreachable => Outcome::Failed(Failure::Unreachable),
         Problem::Silent => Outcome::Failed(Failure::Silent),
-        Problem::Cut => Outcome::Failed(Failure::Cut),
+        Problem::Cut | Problem::WorkersLost => Outcome::Failed(Failure::Cut),
+        Problem::Empty | Problem::Unlisted => Outcome::Failed(Failure::Error),
         Problem::Dropped => Outcome::Failed(Failure::Dropped),
         _ if problem.side() == Side::Client => Outcome::Refused,
         _ => Outcome::Unavailable,

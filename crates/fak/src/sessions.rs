@@ -172,7 +172,8 @@ impl Sessions {
         ids
     }
 
-    /// Takes in a row: sessions on its worker go dormant or active, and their gates shut. Once for
+    /// Takes in a row: the session that it was asked through goes dormant, those on its worker go
+    /// on where it serves, and their gates shut. Once for
     /// each change of a row; a row that was taken in before changes nothing.
     pub fn apply(&self, row: &Row) {
         for session in self.all() {

@@ -1,7 +1,12 @@
 //! Which worker a request goes to: the longest proven prefix against load.
 //!
 //! Pure: overlap and load come as numbers, the seed from the caller. Invariant: a candidate that
-//! does not serve is never chosen, equal inputs give equal answers, and more load never attracts.
+//! does not serve is never chosen, nor one that fails where another does not; equal inputs give
+//! equal answers, and more load never attracts.
+
+mod breaker;
+
+pub use breaker::{Breaker, Fitness};
 
 use crate::vocab::{PerTier, Tier, vocabulary};
 
@@ -18,6 +23,21 @@ const PREDICTED_WEIGHT: u64 = 896;
 /// other.
 const SLACK: u64 = 4;
 
+/// Matched tokens that count in full. Fewer count less, however large a part of their prompt they
+/// are: to compute 400 tokens takes a fraction of the time that three requests ahead do.
+const WHOLE_MATCH: u64 = 2048;
+
+/// What the match of a whole prompt is worth at least: one request more is no reason to leave it.
+const WHOLE_WORTH_MIN: u64 = ONE as u64 / 4;
+
+/// What a session's own worker is worth at least, where its prompt is short or its length is not
+/// known: half a prompt's match.
+const SESSION_WORTH_MIN: i64 = ONE / 2;
+
+/// For how long a worker's own count of its requests is as good as new, in milliseconds: each time
+/// it has passed again, half of what is left counts.
+const COUNT_HALVES_MS: u64 = 8_000;
+
 /// A request, as far as routing depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -30,9 +50,11 @@ pub struct Request {
 pub struct Candidate {
     /// Whether it serves, and serves the model.
     pub is_serving: bool,
+    /// Whether it fails: it is chosen only where every other one that serves does, too.
+    pub is_failing: bool,
     /// Whether the request's session was there before.
     pub is_bound: bool,
-    /// Requests there now.
+    /// Requests there now, whoever sent them: see [`foreign`].
     pub load: u32,
     /// Tokens of the prompt that it provably holds, by tier.
     pub proven: PerTier<u32>,
@@ -62,7 +84,7 @@ vocabulary! {
     Reason {
         /// No other could take it.
         Only = "only",
-        /// Its session was there before.
+        /// Its session was there before, load considered.
         Session = "session",
         /// It provably holds most of the prompt, load considered.
         Prefix = "prefix",
@@ -93,23 +115,28 @@ pub fn route(
     policy: &Policy,
     seed: u64,
 ) -> Option<Decision> {
-    let fleet = Fleet::of(candidates)?;
-    let serving = || candidates.iter().enumerate().filter(|(_, c)| c.is_serving);
+    let serves = |c: &&Candidate| c.is_serving;
+    // Never none for failing alone: a request that fails everywhere would take all of them out.
+    let is_any_sound = candidates.iter().filter(serves).any(|c| !c.is_failing);
+    let can = |c: &Candidate| c.is_serving && !(is_any_sound && c.is_failing);
+    let able = || candidates.iter().enumerate().filter(|(_, c)| can(c));
+    let fleet = Fleet::of(able().map(|(_, c)| c))?;
     if fleet.workers == 1 {
-        return serving().next().map(|(chosen, _)| Decision { chosen, reason: Reason::Only });
+        return able().next().map(|(chosen, _)| Decision { chosen, reason: Reason::Only });
     }
-    let fit = || serving().filter(|(_, c)| !fleet.is_overloaded(c.load));
-    if let Some((chosen, _)) = fit().find(|(_, c)| c.is_bound) {
-        return Some(Decision { chosen, reason: Reason::Session });
-    }
-    let share = |c: &Candidate| share(request, c, policy);
+    let fit = || able().filter(|(_, c)| !fleet.is_overloaded(c.load));
+    let worth = |c: &Candidate| {
+        let (matched, is_proven) = share(request, c, policy);
+        (if c.is_bound { matched.max(session_worth(request)) } else { matched }, is_proven)
+    };
     let score =
-        |c: &Candidate| share(c).0 - i64::from(policy.load_weight) * fleet.relative(c.load) / ONE;
-    // Somebody has no more than the mean, so the fit are never none.
+        |c: &Candidate| worth(c).0 - i64::from(policy.load_weight) * fleet.relative(c.load) / ONE;
+    // One of them has no more than the mean of the others, so the fit are never none.
     let (chosen, best) = fit().max_by_key(|(index, c)| (score(c), tie(seed, *index)))?;
-    let (matched, is_proven) = share(best);
-    let longest = serving().map(|(_, c)| share(c).0).max().unwrap_or(0);
+    let (matched, is_proven) = worth(best);
+    let longest = able().map(|(_, c)| worth(c).0).max().unwrap_or(0);
     let reason = match (matched, is_proven) {
+        _ if best.is_bound => Reason::Session,
         _ if matched < longest => Reason::Overload,
         (0, _) => Reason::Load,
         (_, true) => Reason::Prefix,
@@ -118,18 +145,26 @@ pub fn route(
     Some(Decision { chosen, reason })
 }
 
-/// The load of all that serve.
+/// Requests of others on a worker: those that its own metrics count, `told`, without the `own` that
+/// this gateway had there when they were read, `age_ms` ago. What is old counts for less and less,
+/// since nothing says that it is still so.
+#[must_use]
+pub fn foreign(told: u32, own: u32, age_ms: u64) -> u32 {
+    let halvings = u32::try_from(age_ms / COUNT_HALVES_MS).unwrap_or(u32::MAX);
+    told.saturating_sub(own).checked_shr(halvings).unwrap_or(0)
+}
+
+/// The load of all that can take the request.
 struct Fleet {
     workers: u64,
     load: u64,
 }
 
 impl Fleet {
-    /// `None` where none serves.
-    fn of(candidates: &[Candidate]) -> Option<Self> {
-        let serving = || candidates.iter().filter(|c| c.is_serving);
-        let workers = serving().count() as u64;
-        let load = serving().map(|c| u64::from(c.load)).sum();
+    /// `None` where none can.
+    fn of<'a>(able: impl Iterator<Item = &'a Candidate>) -> Option<Self> {
+        let (workers, load) =
+            able.fold((0, 0), |(workers, load), c| (workers + 1, load + u64::from(c.load)));
         (workers > 0).then_some(Self { workers, load })
     }
 
@@ -141,13 +176,17 @@ impl Fleet {
         (scaled / (self.load + SLACK * self.workers)) as i64
     }
 
-    /// Whether a worker has so much more to do than the mean that no match is worth the wait.
+    /// Whether a worker has so much more to do than the others in the mean, half as much again and
+    /// the slack, that no match is worth the wait. Its own load is not in that mean, or none of two
+    /// could ever have too much.
     fn is_overloaded(&self, load: u32) -> bool {
-        u64::from(load) * self.workers > 2 * self.load + SLACK * self.workers
+        let (load, others) = (u64::from(load), self.workers - 1);
+        2 * load * others > 3 * (self.load - load) + 2 * SLACK * others
     }
 }
 
-/// The matched share of this prompt, weighted by where it lies, and whether all of it is proven.
+/// The matched share of this prompt, weighted by where it lies and by how much it is, and whether
+/// all of it is proven.
 fn share(request: &Request, candidate: &Candidate, policy: &Policy) -> (i64, bool) {
     let proven = Tier::ALL.iter().map(|t| u64::from(candidate.proven.get(*t))).sum::<u64>();
     let ahead = u64::from(candidate.predicted).saturating_sub(proven);
@@ -157,8 +196,16 @@ fn share(request: &Request, candidate: &Candidate, policy: &Policy) -> (i64, boo
     }
     let weigh = |tier: &Tier| u64::from(candidate.proven.get(*tier)) * TIER_WEIGHT.get(*tier);
     let weighted = Tier::ALL.iter().map(weigh).sum::<u64>() + ahead * PREDICTED_WEIGHT;
+    let worth = (weighted / WHOLE_MATCH).max(WHOLE_WORTH_MIN).min(ONE as u64);
     let share = weighted / u64::from(request.prompt_tokens);
-    (share.min(ONE as u64) as i64, ahead == 0)
+    (share.min(worth) as i64, ahead == 0)
+}
+
+/// What a session's own worker is worth: as if it held the whole prompt, which its earlier turns
+/// have left there.
+fn session_worth(request: &Request) -> i64 {
+    let share = u64::from(request.prompt_tokens) * ONE as u64 / WHOLE_MATCH;
+    (share.min(ONE as u64) as i64).max(SESSION_WORTH_MIN)
 }
 
 /// Settles a tie: another order of the candidates for each seed (SplitMix64's finish).

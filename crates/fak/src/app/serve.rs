@@ -339,7 +339,7 @@ fn gateway_config(settings: &Serve) -> gateway::Config {
         within: settings.hold,
         ..defaults.hold
     };
-    let body_bytes_max = settings.body_bytes_max;
+    let (body_bytes_max, bodies_bytes_max) = (settings.body_bytes_max, settings.bodies_bytes_max);
     let weights_salt =
         if settings.salts_carry_version { WeightsSalt::Version } else { WeightsSalt::Off };
     let watch_every = settings.first_byte;
@@ -356,6 +356,7 @@ fn gateway_config(settings: &Serve) -> gateway::Config {
         weights_salt,
         defer_aborts: deferring.map(|worker| worker.id.clone()).collect(),
         body_bytes_max,
+        bodies_bytes_max,
         watch_every,
         keep_alive: settings.limits.keep_alive,
         hold,

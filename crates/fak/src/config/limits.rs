@@ -1,4 +1,5 @@
-//! Limits of time: how long fak waits for a worker, for its clients and at its end.
+//! Limits of time: how long fak waits for a worker, for its clients and at its end; and of the room
+//! for bodies.
 //!
 //! Invariant: 0 is no limit where a limit ends something, and is off where something is added.
 
@@ -92,9 +93,21 @@ impl Limits {
     }
 }
 
-/// Which of them a file names.
-pub(super) fn named(raw: &Raw) -> [(&'static str, bool); 7] {
+/// All request bodies in flight together, of which one may have `body` bytes.
+pub(super) fn bodies(value: Option<u64>, body: u64) -> Result<usize, Error> {
+    let (field, range) = ("bodies_bytes_max", body..=1 << 40);
+    let bodies = value.unwrap_or(1 << 30);
+    if !range.contains(&bodies) {
+        return Err(Error::Range { field, value: bodies, range });
+    }
+    Ok(usize::try_from(bodies).unwrap_or(usize::MAX))
+}
+
+/// Which of them, and of the sizes of bodies, a file names.
+pub(super) fn named(raw: &Raw) -> [(&'static str, bool); 9] {
     [
+        ("body_bytes_max", raw.body_bytes_max.is_some()),
+        ("bodies_bytes_max", raw.bodies_bytes_max.is_some()),
         ("answer_first_byte_ms", raw.answer_first_byte_ms.is_some()),
         ("answer_idle_ms", raw.answer_idle_ms.is_some()),
         ("answer_whole_ms", raw.answer_whole_ms.is_some()),

@@ -111,6 +111,7 @@ impl Serve {
             ("hold_max", self.hold_max.into()),
             ("first_byte_ms", ms(self.first_byte)),
             ("body_bytes_max", self.body_bytes_max.into()),
+            ("bodies_bytes_max", self.bodies_bytes_max.into()),
             ("drain_ms", ms(self.drain)),
             ("allow_reload_weights", self.allow_reload_weights.into()),
             ("isolation", self.isolation.into()),

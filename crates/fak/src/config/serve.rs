@@ -254,6 +254,8 @@ pub struct Raw {
     pub first_byte_ms: Option<u64>,
     /// Largest request body, 1,024 to 1,073,741,824 bytes.
     pub body_bytes_max: Option<u64>,
+    /// All request bodies in flight together, `body_bytes_max` to 1,099,511,627,776 bytes.
+    pub bodies_bytes_max: Option<u64>,
     /// How long streams may go on after a stop was asked for, 0 to 3,600,000 ms.
     pub drain_ms: Option<u64>,
     /// How long fak serves on after a stop was asked for, while `/ready` says 503 and each answer
@@ -333,6 +335,8 @@ pub struct Serve {
     pub first_byte: Duration,
     /// Largest request body, in bytes.
     pub body_bytes_max: usize,
+    /// All request bodies in flight together, in bytes.
+    pub bodies_bytes_max: usize,
     /// How long streams may go on after a stop was asked for.
     pub drain: Duration,
     /// Other limits of time.
@@ -417,6 +421,7 @@ impl Raw {
             hold_max: usize::try_from(hold_max).unwrap_or(usize::MAX),
             first_byte: ms("first_byte_ms", self.first_byte_ms, 2_000, 50..=600_000)?,
             body_bytes_max: usize::try_from(body).unwrap_or(usize::MAX),
+            bodies_bytes_max: limits::bodies(self.bodies_bytes_max, body)?,
             drain: ms("drain_ms", self.drain_ms, 30_000, 0..=3_600_000)?,
             limits,
             allow_reload_weights: self.allow_reload_weights.unwrap_or(false),
@@ -435,7 +440,6 @@ impl Raw {
             ("hold_ms", self.hold_ms.is_some()),
             ("hold_max", self.hold_max.is_some()),
             ("first_byte_ms", self.first_byte_ms.is_some()),
-            ("body_bytes_max", self.body_bytes_max.is_some()),
             ("drain_ms", self.drain_ms.is_some()),
             ("allow_reload_weights", self.allow_reload_weights.is_some()),
             ("isolation", self.isolation.is_some()),

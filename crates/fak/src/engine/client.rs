@@ -1,13 +1,15 @@
 //! The one HTTP stack towards engines: pooled, with rustls, without redirects, every wait bounded.
 //!
 //! Invariant: no wait on an engine is endless and no body is unbounded; dropping a request or a
-//! body closes its connection, which is how an engine learns that nobody waits any more.
+//! body closes its connection, which is how an engine learns that nobody waits any more; and only
+//! an inference request is sent a second time, over a new connection, where a pooled one ended
+//! before any byte of the answer.
 
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
-use http::{Request, StatusCode};
+use http::{Extensions, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -15,6 +17,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::connection::{Connector, Heard};
 use super::endpoints::EngineUrl;
 use super::secret::Secret;
 
@@ -114,10 +117,15 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[error("the API key holds a byte that no HTTP header can carry")]
 pub struct BadKey;
 
+type Http =
+    hyper_util::client::legacy::Client<Connector<HttpsConnector<HttpConnector>>, Full<Bytes>>;
+
 /// A client for one engine. Cheap to clone; clones share the pool.
 #[derive(Clone, Debug)]
 pub struct Client {
-    http: hyper_util::client::legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    http: Http,
+    /// Keeps no connection: each request has a new one.
+    fresh: Http,
     authorization: Option<HeaderValue>,
     timeouts: Timeouts,
 }
@@ -168,14 +176,18 @@ impl Client {
             .https_or_http()
             .enable_http1()
             .wrap_connector(tcp);
+        let connector = Connector(tls);
+        let fresh = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
+            .pool_max_idle_per_host(0)
+            .build(connector.clone());
         let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
             // Under the 5 s after which vLLM's server closes idle connections, so that none is used
             // while it dies.
             .pool_idle_timeout(Duration::from_secs(4))
             .pool_timer(TokioTimer::new())
-            .build(tls);
+            .build(connector);
         let authorization = key.map(authorization).transpose()?;
-        Ok(Self { http, authorization, timeouts })
+        Ok(Self { http, fresh, authorization, timeouts })
     }
 
     /// How long each wait may take.
@@ -191,7 +203,7 @@ impl Client {
     /// [`Error`]; an HTTP error status is an answer, not an error.
     pub async fn send(&self, request: Outgoing, within: Duration) -> Result<Response, Error> {
         let whole = async {
-            let response = self.head(request).await?;
+            let response = self.head(request).await.map_err(|failed| failed.error)?;
             let (parts, incoming) = response.into_parts();
             let body = collect(incoming).await?;
             Ok(Response { status: parts.status, headers: parts.headers, body })
@@ -201,7 +213,11 @@ impl Client {
             .unwrap_or(Err(Error::TimedOut { wait: Wait::WholeAnswer, after: within }))
     }
 
-    /// Sends a request and returns as soon as the answer's header is there.
+    /// Sends an inference request and returns as soon as the answer's header is there.
+    ///
+    /// Where it went over a pooled connection that ended before any byte of the answer, it is sent
+    /// once more, over a new connection: engines close idle connections (vLLM after 5 s), and the
+    /// request and the end may cross.
     ///
     /// # Errors
     ///
@@ -222,7 +238,7 @@ impl Client {
         after: Duration,
     ) -> Result<Streaming, Error> {
         let first_byte_by = Instant::now() + after;
-        let response = timeout_at(first_byte_by, self.head(request))
+        let response = timeout_at(first_byte_by, self.head_or_again(request))
             .await
             .map_err(|_| Error::TimedOut { wait: Wait::FirstByte, after })??;
         let (parts, incoming) = response.into_parts();
@@ -231,15 +247,41 @@ impl Client {
         Ok(Streaming { status: parts.status, headers: parts.headers, body })
     }
 
-    async fn head(&self, request: Outgoing) -> Result<http::Response<Incoming>, Error> {
+    async fn head_or_again(&self, request: Outgoing) -> Result<http::Response<Incoming>, Error> {
+        let again = request.clone().into_http(self.authorization.as_ref());
+        let failed = match self.head(request).await {
+            Ok(response) => return Ok(response),
+            Err(failed) => failed,
+        };
+        if !failed.is_stale {
+            return Err(failed.error);
+        }
+        tracing::debug!(error = %failed.error, "a pooled connection had ended: a new one is used");
+        // The first sending may have arrived, so a refusal does not mean that nothing was seen.
+        self.fresh.request(again).await.map_err(|error| Error::Cut(error.into()))
+    }
+
+    async fn head(&self, request: Outgoing) -> Result<http::Response<Incoming>, Failed> {
         self.http.request(request.into_http(self.authorization.as_ref())).await.map_err(|error| {
+            let mut extras = Extensions::new();
+            if let Some(connected) = error.connect_info() {
+                connected.get_extras(&mut extras);
+            }
+            let is_stale = extras.get::<Heard>().is_some_and(Heard::is_stale);
             if error.is_connect() {
-                Error::Unreachable(error.into())
+                Failed { error: Error::Unreachable(error.into()), is_stale: false }
             } else {
-                Error::Cut(error.into())
+                Failed { error: Error::Cut(error.into()), is_stale }
             }
         })
     }
+}
+
+/// No answer's header came.
+struct Failed {
+    error: Error,
+    /// The connection had served a request before, and brought nothing for this one.
+    is_stale: bool,
 }
 
 impl Body {

@@ -1,8 +1,8 @@
 //! Bodies: what comes in, bounded, and what goes out, relayed.
 //!
-//! Invariant: a request's body is never larger than the limit, whether or not its length was told,
-//! nor waited for without end, and all bodies in flight together are bounded; what is relayed waits
-//! for its reader.
+//! Invariant: a request's body is never larger than the limit, whatever length it announces, nor
+//! waited for without end, and all bodies in flight together are bounded by the bytes that came;
+//! what is relayed waits for its reader.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use super::error::Problem;
 use super::relay::Relay;
@@ -72,6 +72,9 @@ impl HttpBody for Body {
 
 /// How long nothing of a request's body may come: one that stays away holds room that others need.
 pub(super) const SILENCE: Duration = Duration::from_secs(30);
+/// Bytes a second that a body brings at least, once that time is over: else a byte now and then
+/// keeps a connection for hours.
+const BYTES_PER_SECOND_MIN: u64 = 1024;
 
 /// Bytes that one permit stands for.
 const PERMIT_BYTES: usize = 1024;
@@ -103,41 +106,66 @@ impl Room {
     where
         B: HttpBody<Data = Bytes> + Unpin,
     {
-        let told = body.size_hint().exact();
-        let most = usize::try_from(told.unwrap_or(0)).unwrap_or(usize::MAX);
-        if most > self.body_bytes_max {
+        let announced = body.size_hint().exact().unwrap_or(0);
+        let announced = usize::try_from(announced).unwrap_or(usize::MAX);
+        if announced > self.body_bytes_max {
             return Err(Problem::BodyTooLarge(self.body_bytes_max));
         }
-        // Without a length it may become as large as any.
-        let reserved = if told.is_some() { most } else { self.body_bytes_max };
-        let permits = u32::try_from(reserved / PERMIT_BYTES + 1).unwrap_or(u32::MAX);
-        let room = Arc::clone(&self.free).try_acquire_many_owned(permits);
-        let room = room.map_err(|_| Problem::NoRoom)?;
-        let bytes = self.collect(&mut body, most).await?;
+        let mut room = self.take(1)?;
+        let bytes = self.collect(&mut body, announced, &mut room).await?;
         Ok(Whole { bytes, _room: room })
     }
 
+    fn take(&self, permits: usize) -> Result<OwnedSemaphorePermit, Problem> {
+        let permits = u32::try_from(permits).unwrap_or(u32::MAX);
+        let room = Arc::clone(&self.free).try_acquire_many_owned(permits);
+        room.map_err(|_| Problem::NoRoom)
+    }
+
+    /// Makes the room of a body one for `bytes`: it grows with what came, never with what was
+    /// announced.
+    fn grow(&self, room: &mut OwnedSemaphorePermit, bytes: usize) -> Result<(), Problem> {
+        let missing = (bytes / PERMIT_BYTES + 1).saturating_sub(room.num_permits());
+        if missing > 0 {
+            room.merge(self.take(missing)?);
+        }
+        Ok(())
+    }
+
     /// Most bodies come in one frame, which is then not copied.
-    async fn collect<B>(&self, body: &mut B, told: usize) -> Result<Bytes, Problem>
+    async fn collect<B>(
+        &self,
+        body: &mut B,
+        announced: usize,
+        room: &mut OwnedSemaphorePermit,
+    ) -> Result<Bytes, Problem>
     where
         B: HttpBody<Data = Bytes> + Unpin,
     {
         let mut first = Bytes::new();
         let mut rest = BytesMut::new();
-        let slow = |_| Problem::BodySlow;
-        while let Some(frame) = timeout(SILENCE, body.frame()).await.map_err(slow)? {
+        let begun = Instant::now();
+        loop {
+            let length = first.len().max(rest.len());
+            let at_least = Duration::from_secs(length as u64 / BYTES_PER_SECOND_MIN);
+            let by = (Instant::now() + SILENCE).min(begun + SILENCE + at_least);
+            let frame = timeout_at(by, body.frame()).await.map_err(|_| Problem::BodySlow)?;
+            let Some(frame) = frame else { break };
             let Ok(data) = frame.map_err(|_| Problem::BodyCut)?.into_data() else { continue };
+            if length + data.len() > self.body_bytes_max {
+                return Err(Problem::BodyTooLarge(self.body_bytes_max));
+            }
+            self.grow(room, length + data.len())?;
             if first.is_empty() {
                 first = data;
             } else {
                 if rest.is_empty() {
-                    rest.reserve(told.max(first.len() + data.len()));
+                    // No more than twice what came: the room is for that.
+                    let length = first.len() + data.len();
+                    rest.reserve(announced.clamp(length, 2 * length));
                     rest.extend_from_slice(&first);
                 }
                 rest.extend_from_slice(&data);
-            }
-            if first.len().max(rest.len()) > self.body_bytes_max {
-                return Err(Problem::BodyTooLarge(self.body_bytes_max));
             }
         }
         Ok(if rest.is_empty() { first } else { rest.freeze() })
@@ -146,37 +174,88 @@ impl Room {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
+    use tokio::time::{Interval, advance, interval_at};
+
     use super::*;
 
-    /// A body of which nothing comes.
-    struct Silent;
+    const SOON: Duration = Duration::from_millis(1);
 
-    impl HttpBody for Silent {
+    /// A body of which a frame comes each time so much time has passed, and then nothing.
+    struct Slow {
+        frames: VecDeque<Bytes>,
+        timer: Interval,
+    }
+
+    impl Slow {
+        fn new(frames: usize, bytes: usize, every: Duration) -> Self {
+            let frames = (0..frames).map(|_| Bytes::from(vec![b'x'; bytes])).collect();
+            Self { frames, timer: interval_at(Instant::now() + every, every) }
+        }
+    }
+
+    impl HttpBody for Slow {
         type Data = Bytes;
         type Error = BoxError;
 
         fn poll_frame(
-            self: Pin<&mut Self>,
-            _: &mut Context<'_>,
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
         ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-            Poll::Pending
+            if self.frames.is_empty() || self.timer.poll_tick(cx).is_pending() {
+                return Poll::Pending;
+            }
+            Poll::Ready(self.frames.pop_front().map(|data| Ok(Frame::data(data))))
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            SizeHint::with_exact(100_000)
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_does_not_come_gives_its_room_back() {
-        let room = Room::new(1000, 1000);
-        let (silent, whole) = (room.read(Silent), async {
-            // Once the silent one has taken all there is.
-            while room.free.available_permits() > 0 {
-                tokio::task::yield_now().await;
+        let room = Room::new(100_000, 100_000);
+        let whole = room.free.available_permits();
+        let silent = Slow::new(90, 1000, SOON);
+        let (silent, ()) = tokio::join!(room.read(silent), async {
+            while room.free.available_permits() > whole - 88 {
+                advance(SOON).await;
             }
-            assert!(matches!(room.read(Body::full(Bytes::new())).await, Err(Problem::NoRoom)));
+            let large = Body::full(Bytes::from(vec![b'x'; 20_000]));
+            assert!(matches!(room.read(large).await, Err(Problem::NoRoom)));
         });
-        let minutes = std::time::Duration::from_secs(600);
-        let (silent, ()) = tokio::join!(tokio::time::timeout(minutes, silent), whole);
-        let silent = silent.expect("it is not waited for without end");
-        assert_eq!(silent.expect_err("nothing came"), Problem::BodySlow);
-        room.read(Body::full(Bytes::new())).await.expect("there is room again");
+        assert_eq!(silent.expect_err("it never ends"), Problem::BodySlow);
+        assert_eq!(room.free.available_permits(), whole);
+    }
+
+    /// 1 GiB of room and 31 announcements of 32 MiB left no room for 2,000 bytes.
+    #[tokio::test(start_paused = true)]
+    async fn room_is_taken_by_the_bytes_that_came_and_not_by_those_announced() {
+        let room = Room::new(100_000, 100_000);
+        let announcing = (0..31).map(|_| room.read(Slow::new(1, 1, SOON)));
+        let announcing = futures_util::future::join_all(announcing);
+        let small = async {
+            advance(Duration::from_secs(1)).await;
+            let body = Body::full(Bytes::from(vec![b'x'; 50_000]));
+            room.read(body).await.expect("there is room for it").bytes.len()
+        };
+        let (slow, length) = tokio::join!(announcing, small);
+        assert_eq!(length, 50_000);
+        assert!(slow.iter().all(|read| matches!(read, Err(Problem::BodySlow))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_has_to_bring_a_least_rate_and_a_slow_one_that_does_is_taken() {
+        let room = Room::new(1 << 20, 1 << 20);
+        let begun = Instant::now();
+        let trickle = room.read(Slow::new(100, 1, Duration::from_secs(15))).await;
+        assert_eq!(trickle.expect_err("a byte each 15 s"), Problem::BodySlow);
+        assert_eq!(begun.elapsed(), SILENCE);
+        let begun = Instant::now();
+        let slow = room.read(Slow::new(4, 40_000, Duration::from_secs(25))).await;
+        assert_eq!(slow.expect_err("it never ends"), Problem::BodySlow);
+        assert!(begun.elapsed() > 4 * Duration::from_secs(25), "all of it was waited for");
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fak_kernel::route::{self, Candidate};
+use fak_kernel::Phase;
 use fak_wire::openai::Request;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Response, StatusCode};
@@ -16,12 +16,13 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::audit::Audit;
 use super::body::{Body, Whole};
+use super::choosing::{OnRank, place};
 use super::claim::{CachePrompt, Claim, claim};
 use super::error::Problem;
 use super::following::Following;
 use super::frames::Frames;
 use super::matching::Lora;
-use super::predicted::{Chunks, Predicted};
+use super::predicted::Chunks;
 use super::prompt::Matched;
 use super::reading::{Opening, Reading};
 use super::relay::{Reader, Relay};
@@ -33,6 +34,9 @@ use super::{Shared, Unanswered, headers, models};
 use crate::engine::{self, Data, NEVER, Outgoing, Streaming};
 use crate::fleet::{Inside, Snapshot, State, View};
 use crate::sessions::Turn;
+
+/// Workers that are lost while they have one request; a third does not get it.
+const WORKERS_LOST_MAX: usize = 2;
 
 /// How often those who wait for a worker look, besides being woken: a door opens without a word.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -73,25 +77,27 @@ impl Job {
 }
 
 /// A worker that was entered.
-struct Seat {
-    number: usize,
-    view: View,
-    inside: Inside,
-    offer: Offer,
-    chunks: Chunks,
+pub(super) struct Seat {
+    pub(super) number: usize,
+    pub(super) view: View,
+    pub(super) inside: Inside,
+    /// The rank that the request is sent to by name, where fak chose one.
+    pub(super) on_rank: Option<OnRank>,
+    pub(super) offer: Offer,
+    pub(super) chunks: Chunks,
 }
 
 /// What one worker has for a request.
-struct Offer {
+pub(super) struct Offer {
     /// With which the request is sent there.
     salt: Option<Arc<str>>,
     /// The prompt with that salt, where it can be matched.
     prompt: Option<CachePrompt>,
-    claim: Claim,
+    pub(super) claim: Claim,
 }
 
 /// What came of choosing.
-enum Choice {
+pub(super) enum Choice {
     Seat(Box<Seat>),
     Nobody,
     /// The worker has other weights than when it was chosen.
@@ -99,7 +105,7 @@ enum Choice {
 }
 
 /// What came of one worker.
-enum Attempt {
+pub(super) enum Attempt {
     /// An answer, begun.
     Answer(Response<Relay>),
     /// Nothing that the client has to see, unless nobody does better.
@@ -114,6 +120,7 @@ impl Shared {
         mut ticket: Ticket,
     ) -> Result<Response<Body>, Unanswered> {
         let mut tried = Vec::new();
+        let mut lost = 0;
         loop {
             let seat = match self.seat(job, &tried, &mut ticket).await {
                 Ok(seat) => seat,
@@ -121,12 +128,15 @@ impl Shared {
             };
             tried.push(seat.number);
             let (number, worker) = (seat.number, Arc::clone(&seat.view.worker.id));
+            let rank = seat.on_rank.as_ref().map(|on| on.rank);
+            let trial = self.breakers.enter(number, job.route);
             let body = self.body(job, seat.offer.salt.as_ref());
             let (claim, mut aboard) = self.board(job, seat);
             if tried.len() == 1 && ticket.released.is_none() {
                 self.metrics.sent(job.since.elapsed());
             }
-            let attempt = self.attempt(job, body, number, &tried).await;
+            let attempt = self.attempt(job, body, (number, rank), &tried).await;
+            self.judge(&attempt, trial, &worker, job.route);
             let (problem, fallback) = match attempt {
                 Attempt::Answer(answer) => {
                     ticket.aboard = Some(aboard);
@@ -136,8 +146,14 @@ impl Shared {
             };
             aboard.failed();
             self.suspect(number, &worker);
+            lost += usize::from(problem == Problem::Cut);
+            if lost >= WORKERS_LOST_MAX {
+                // It may be the request that they are lost by.
+                ticket.aboard = Some(aboard);
+                return Err(Box::new((Problem::WorkersLost, ticket)));
+            }
             let is_last = tried.len() >= self.config.attempts_max || !self.has_another(job, &tried);
-            if is_last || !problem.is_retryable() {
+            if is_last || !may_move(job, &problem, tried.len()) {
                 ticket.aboard = Some(aboard);
                 return match fallback {
                     Some(answer) => Ok(self.answer(answer, &claim, tried.len(), ticket)),
@@ -203,7 +219,8 @@ impl Shared {
             }
             let matched = self.matched(job, &candidates).await;
             // Not only where there is a choice now: a request that had to move is expected too.
-            let is_one = snapshot.workers.len() < 2;
+            let has_ranks = |(_, view): &(usize, &View)| view.state.ranks.len() > 1;
+            let is_one = snapshot.workers.len() < 2 && !candidates.iter().any(has_ranks);
             let chunks = if is_one { Chunks::default() } else { job.chunks.clone() };
             match self.enter(job, &candidates, matched.as_ref(), chunks) {
                 Choice::Seat(seat) => return Some(*seat),
@@ -213,77 +230,28 @@ impl Shared {
         }
     }
 
-    /// Enters the best of the candidates whose door is open.
-    fn enter(
+    /// What a worker has for the request, or the rank `pinned` of it.
+    pub(super) fn offer(
         &self,
         job: &Job,
-        candidates: &[(usize, &View)],
+        state: &State,
         matched: Option<&Matched>,
-        chunks: Chunks,
-    ) -> Choice {
-        let mut offers: Vec<_> =
-            candidates.iter().map(|(_, view)| self.offer(job, &view.state, matched)).collect();
-        let length = matched.map_or_else(
-            || u32::try_from(chunks.bytes() / BYTES_PER_TOKEN).unwrap_or(u32::MAX),
-            |matched| u32::try_from(matched.tokens.len()).unwrap_or(u32::MAX),
-        );
-        let (now, bound) = (Instant::now(), job.turn.as_ref().and_then(Turn::worker));
-        let mut weighed: Vec<_> = candidates
-            .iter()
-            .zip(&offers)
-            .map(|((number, view), offer)| Candidate {
-                is_serving: true,
-                is_bound: bound.as_ref() == Some(&view.worker.id),
-                load: u32::try_from(view.worker.door.in_flight()).unwrap_or(u32::MAX),
-                proven: offer.claim.tokens,
-                predicted: self.predictions(job).tokens(&chunks, *number, length, now),
-            })
-            .collect();
-        let request = route::Request { prompt_tokens: length };
-        loop {
-            // Entered last, since the door may shut at any time.
-            let seed = fastrand::u64(..);
-            let Some(decision) = route::route(&request, &weighed, &self.config.policy, seed) else {
-                return Choice::Nobody;
-            };
-            let (number, view) = candidates[decision.chosen];
-            if let Some(inside) = view.worker.door.enter() {
-                if self.has_other_weights(number, view) {
-                    return Choice::Outdated;
-                }
-                self.metrics.routed(decision.reason);
-                let offer = offers.swap_remove(decision.chosen);
-                let view = view.clone();
-                return Choice::Seat(Box::new(Seat { number, view, inside, offer, chunks }));
-            }
-            weighed[decision.chosen].is_serving = false;
-        }
-    }
-
-    fn offer(&self, job: &Job, state: &State, matched: Option<&Matched>) -> Offer {
+        pinned: Option<u32>,
+    ) -> Offer {
         let salt = self.salt(job, state);
         let prompt = matched.and_then(|matched| {
             let lora = Lora::of(job, state).known().ok()?;
             let Matched { tokens, source } = matched.clone();
             Some(CachePrompt { tokens, source, lora, salt: salt.clone() })
         });
-        let claim = claim(&self.index, state, prompt.as_ref(), job.rank);
+        let claim = claim(&self.index, state, prompt.as_ref(), pinned);
         Offer { salt, prompt, claim }
-    }
-
-    /// Whether a worker's weights, or what it may hold of others, are not as in `view`: then the
-    /// salt and the claim made by it are not either.
-    fn has_other_weights(&self, number: usize, view: &View) -> bool {
-        let snapshot = self.fleet.snapshot();
-        snapshot.workers.get(number).is_none_or(|now| {
-            now.state.standing.stale != view.state.standing.stale
-                || now.state.weights() != view.state.weights()
-        })
     }
 
     /// What a request holds and leaves behind on its worker.
     fn board(&self, job: &Job, seat: Seat) -> (Claim, Aboard) {
-        let Seat { number, view, inside, offer, chunks } = seat;
+        let Seat { number, view, inside, on_rank, offer, chunks } = seat;
+        let place = place(number, on_rank.as_ref().map(|on| on.rank).or(job.rank));
         let Offer { mut claim, prompt, .. } = offer;
         let worker = Arc::clone(&view.worker.id);
         if let Some(turn) = &job.turn {
@@ -304,9 +272,9 @@ impl Shared {
         }
         let prediction = (!chunks.is_empty()).then(|| {
             let predictions = self.predictions(job);
-            predictions.add(&chunks, number, Instant::now());
+            predictions.add(&chunks, place, Instant::now());
             self.metrics.predicted.inc();
-            (Arc::clone(predictions), chunks, number)
+            (Arc::clone(predictions), chunks, place)
         });
         let audit = job.is_read.then(|| {
             let audit = Audit {
@@ -319,11 +287,18 @@ impl Shared {
             (self.audits.clone(), audit)
         });
         let weights = Dispatched::new(self.fleet.clone(), number, view.state.weights());
-        (claim, Aboard { worker, _inside: inside, audit, prediction, weights })
+        (claim, Aboard { worker, _inside: inside, _on_rank: on_rank, audit, prediction, weights })
     }
 
-    /// Sends the request to a worker, and waits for the first of its answer.
-    async fn attempt(&self, job: &Job, body: Bytes, number: usize, tried: &[usize]) -> Attempt {
+    /// Sends the request to a worker, and to a rank of it by name, and waits for the first of its
+    /// answer.
+    async fn attempt(
+        &self,
+        job: &Job,
+        body: Bytes,
+        (number, rank): (usize, Option<u32>),
+        tried: &[usize],
+    ) -> Attempt {
         let snapshot = self.fleet.snapshot();
         let Some(view) = snapshot.workers.get(number) else {
             return Attempt::Failed(Problem::Unreachable, None);
@@ -333,9 +308,9 @@ impl Shared {
         let within = if job.is_stream { timeouts.first_byte } else { timeouts.unary };
         let vigil = Vigil::new(self.fleet.clone(), Arc::clone(&view.worker.id));
         let mut silence = Silence::new(vigil, within, timeouts.idle);
-        let outgoing = Outgoing::to(engine.endpoints().data(job.route))
-            .headers(job.headers.clone())
-            .body(body);
+        let mut headers = job.headers.clone();
+        headers.extend(rank.map(|rank| (headers::RANK, HeaderValue::from(rank))));
+        let outgoing = Outgoing::to(engine.endpoints().data(job.route)).headers(headers).body(body);
         let patience = self.deferred.of(number);
         let opened = match patience.clone() {
             None => {
@@ -349,7 +324,7 @@ impl Shared {
             }
         };
         let streaming = match opened {
-            None => return Attempt::Failed(Problem::Silent, None),
+            None => return Attempt::Failed(self.why_left(number), None),
             Some(Err(error)) => {
                 tracing::debug!(worker = %view.worker.id, %error, "no answer");
                 return Attempt::Failed(Problem::from(&error), None);
@@ -365,14 +340,37 @@ impl Shared {
             StatusCode::OK if answer.body().is_events() => {
                 self.first_bytes(job, number, tried, answer).await
             }
+            StatusCode::OK if answer.body().is_whole() => {
+                let mut answer = answer;
+                let open = answer.body_mut().open_whole();
+                let opened = self.watched(job, number, tried, open).await;
+                self.opened(number, opened, answer)
+            }
             status @ (StatusCode::BAD_GATEWAY
             | StatusCode::SERVICE_UNAVAILABLE
             | StatusCode::GATEWAY_TIMEOUT) => {
                 tracing::debug!(worker = %view.worker.id, %status, "the engine is not available");
                 Attempt::Failed(Problem::Unreachable, Some(answer))
             }
+            // It lists the model, or it would not have been chosen.
+            StatusCode::NOT_FOUND if job.model.is_some() => {
+                tracing::info!(worker = %view.worker.id, model = ?job.model, "answers 404 to it");
+                Attempt::Failed(Problem::Unlisted, Some(answer))
+            }
             _ => Attempt::Answer(answer),
         }
+    }
+
+    /// Why a request does not wait for its worker any longer: it is lost, or it only stopped
+    /// serving.
+    fn why_left(&self, number: usize) -> Problem {
+        let snapshot = self.fleet.snapshot();
+        let is_lost = |view: &View| {
+            let state = &view.state;
+            !state.is_reachable || !state.is_progressing || state.phase() == Phase::Error
+        };
+        let is_lost = snapshot.workers.get(number).is_none_or(is_lost);
+        if is_lost { Problem::Cut } else { Problem::Left }
     }
 
     /// Holds a stream's head back until its first bytes, or for as long as the client can do
@@ -393,14 +391,26 @@ impl Shared {
             self.watched(job, number, tried, open).await
         };
         match opened {
-            None => Attempt::Failed(Problem::Silent, None),
             // Not yet: the client gets the head, and the rest when it comes.
-            Some(Err(_)) | Some(Ok(Ok(Opening::Fine))) => Attempt::Answer(answer),
-            Some(Ok(Ok(Opening::Dropped))) => Attempt::Failed(Problem::Dropped, Some(answer)),
-            Some(Ok(Ok(Opening::Unavailable))) => {
-                Attempt::Failed(Problem::Unreachable, Some(answer))
-            }
-            Some(Ok(Err(problem))) => Attempt::Failed(problem, None),
+            Some(Err(_)) => Attempt::Answer(answer),
+            opened => self.opened(number, opened.and_then(Result::ok), answer),
+        }
+    }
+
+    /// What the beginning of an answer comes to.
+    fn opened(
+        &self,
+        number: usize,
+        opened: Option<Result<Opening, Problem>>,
+        answer: Response<Relay>,
+    ) -> Attempt {
+        match opened {
+            None => Attempt::Failed(self.why_left(number), None),
+            Some(Ok(Opening::Fine)) => Attempt::Answer(answer),
+            Some(Ok(Opening::Dropped)) => Attempt::Failed(Problem::Dropped, Some(answer)),
+            Some(Ok(Opening::Empty)) => Attempt::Failed(Problem::Empty, Some(answer)),
+            Some(Ok(Opening::Unavailable)) => Attempt::Failed(Problem::Unreachable, Some(answer)),
+            Some(Err(problem)) => Attempt::Failed(problem, None),
         }
     }
 
@@ -427,12 +437,6 @@ impl Shared {
             }
             self.suspect(number, &view.worker.id);
         }
-    }
-
-    /// Where a request of this kind is expected: until events tell, or, where none ever will, for
-    /// as long as a conversation may take to come back.
-    fn predictions(&self, job: &Job) -> &Arc<Predicted> {
-        if job.is_read { &self.predicted } else { &self.affine }
     }
 
     fn has_another(&self, job: &Job, tried: &[usize]) -> bool {
@@ -537,8 +541,20 @@ fn unreadable(job: &Job, answer: &Streaming) -> Option<Problem> {
     (job.cuts_usage && answer.status == StatusCode::OK).then(|| Problem::Encoded(encoding.into()))
 }
 
+/// Whether the request may go to another worker after `problem`, as the last of so many tries.
+fn may_move(job: &Job, problem: &Problem, tries: usize) -> bool {
+    match problem {
+        // An answer that is not streamed is silent while it is computed: it would be computed
+        // again.
+        Problem::Silent => job.is_stream,
+        // The second says that it is the request.
+        Problem::Empty => tries < 2,
+        problem => problem.is_retryable(),
+    }
+}
+
 /// Bytes of English that make a token, where nobody counted.
-const BYTES_PER_TOKEN: usize = 4;
+pub(super) const BYTES_PER_TOKEN: usize = 4;
 
 /// Counts a request that waits.
 struct Held<'a>(&'a Shared);

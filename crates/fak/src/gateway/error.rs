@@ -13,6 +13,7 @@ use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 
 use super::body::Body;
+use super::headers;
 use crate::engine;
 
 /// Whose fault it is.
@@ -109,6 +110,21 @@ pub enum Problem {
     /// The connection to the worker broke.
     #[error("the connection to the worker broke")]
     Cut,
+    /// Two workers were lost while they had the request.
+    #[error(
+        "two workers were lost while they had this request, before they answered: it is not sent \
+         to another"
+    )]
+    WorkersLost,
+    /// The worker stopped to serve before it answered, and another may.
+    #[error("the worker stopped serving before it answered")]
+    Left,
+    /// The worker answered that it does not serve a model that it lists.
+    #[error("the worker lists the model, and answers that it does not serve it")]
+    Unlisted,
+    /// The worker ended the answer with an error before its first token.
+    #[error("the worker ended its answer with an error before the first token")]
+    Empty,
     /// The worker dropped the request before its first token.
     #[error("the worker dropped the request")]
     Dropped,
@@ -151,8 +167,14 @@ impl Problem {
             | Self::HoldFull { .. }
             | Self::NoRoom
             | Self::Dropped
+            | Self::Left
             | Self::Stopping => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Unreachable | Self::Cut | Self::Encoded(_) => StatusCode::BAD_GATEWAY,
+            Self::Unreachable
+            | Self::Cut
+            | Self::WorkersLost
+            | Self::Unlisted
+            | Self::Empty
+            | Self::Encoded(_) => StatusCode::BAD_GATEWAY,
             Self::Silent => StatusCode::GATEWAY_TIMEOUT,
         }
     }
@@ -179,6 +201,10 @@ impl Problem {
             Self::Unreachable => "worker_unreachable",
             Self::Silent => "worker_silent",
             Self::Cut => "worker_connection_broke",
+            Self::WorkersLost => "two_workers_lost",
+            Self::Left => "worker_stopped_serving",
+            Self::Unlisted => "worker_lacks_model",
+            Self::Empty => "worker_answered_nothing",
             Self::Dropped => "worker_dropped_request",
             Self::Encoded(_) => "worker_answer_encoded",
             Self::Stopping => "stopping",
@@ -194,6 +220,10 @@ impl Problem {
             | Self::Unreachable
             | Self::Silent
             | Self::Cut
+            | Self::WorkersLost
+            | Self::Left
+            | Self::Unlisted
+            | Self::Empty
             | Self::Dropped
             | Self::Encoded(_) => Side::Worker,
             Self::HoldFull { .. } | Self::NoRoom | Self::Stopping => Side::Gateway,
@@ -204,7 +234,22 @@ impl Problem {
     /// Whether another worker may do better, where nothing was sent to the client.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Unreachable | Self::Silent | Self::Cut | Self::Dropped)
+        matches!(
+            self,
+            Self::Unreachable
+                | Self::Silent
+                | Self::Cut
+                | Self::Dropped
+                | Self::Left
+                | Self::Unlisted
+                | Self::Empty
+        )
+    }
+
+    /// False where the same request again can only do harm: OpenAI's clients repeat a 409, a 502
+    /// and a 504 by themselves, unless the answer says not to (openai-python, `_should_retry`).
+    fn should_retry(&self) -> bool {
+        !matches!(self, Self::Dormant { .. } | Self::Silent | Self::WorkersLost)
     }
 
     fn kind(&self) -> &'static str {
@@ -231,7 +276,9 @@ impl Problem {
             Self::NobodyServes { retry_after, .. }
             | Self::OtherWeights { retry_after }
             | Self::HoldFull { retry_after } => Some(*retry_after),
-            Self::NoRoom | Self::Stopping | Self::Dropped => Some(Duration::from_secs(1)),
+            Self::NoRoom | Self::Stopping | Self::Dropped | Self::Left => {
+                Some(Duration::from_secs(1))
+            }
             _ => None,
         }
     }
@@ -254,6 +301,9 @@ impl Problem {
         *response.status_mut() = self.status();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if !self.should_retry() {
+            headers.insert(headers::SHOULD_RETRY, HeaderValue::from_static("false"));
+        }
         if let Some(after) = self.retry_after() {
             headers.insert(RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
         }

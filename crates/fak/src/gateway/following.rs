@@ -147,7 +147,7 @@ impl Following {
     /// Whether anything came that a client waits for.
     pub(super) fn has_begun(&self) -> bool {
         match self {
-            Self::Chunks(_) => true,
+            Self::Chunks(reading) => reading.has_begun(),
             Self::Events(events) => events.has_begun,
         }
     }

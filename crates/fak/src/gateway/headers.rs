@@ -26,6 +26,8 @@ pub(super) const WEIGHT_VERSION_MIXED: HeaderName =
     HeaderName::from_static("x-fak-weight-version-mixed");
 /// Workers that were tried.
 pub(super) const ATTEMPTS: HeaderName = HeaderName::from_static("x-fak-attempts");
+/// Tells OpenAI's clients whether to repeat the request by themselves.
+pub(super) const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 /// The request's name, both ways.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Tells nginx and its kin not to collect a stream.

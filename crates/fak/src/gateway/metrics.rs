@@ -129,6 +129,8 @@ pub(super) struct Metrics {
     pub(super) deferred: IntGauge,
     /// Requests moved to another worker.
     pub(super) moved: IntCounter,
+    /// Times that a worker was kept from a route since it failed in a row.
+    pub(super) ejected: IntCounter,
     /// Requests for which a prediction was written.
     pub(super) predicted: IntCounter,
     /// Answers during which their worker's weights changed.
@@ -189,6 +191,10 @@ impl Metrics {
                 "Left by clients, kept at an engine at rest.",
             )?,
             moved: families.counter("fak_requests_moved_total", "Moved to another worker.")?,
+            ejected: families.counter(
+                "fak_requests_ejections_total",
+                "Workers kept from a route for a while, since they failed in a row there.",
+            )?,
             predicted: families
                 .counter("fak_requests_predicted_total", "Written down as soon to be cached.")?,
             mixed_weights: families.counter(

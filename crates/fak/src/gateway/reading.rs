@@ -12,6 +12,7 @@ use fak_wire::openai::{
 use fak_wire::sse;
 use memchr::memmem::Finder;
 
+use super::beginning::Beginning;
 use super::frames::Fate;
 
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\""));
@@ -29,6 +30,8 @@ pub(super) enum Opening {
     Fine,
     /// With its end: the engine dropped the request while it was queued.
     Dropped,
+    /// With nothing but the word that it ended in an error.
+    Empty,
     /// With an error that another worker may not have, such as vLLM 0.33.0's `engine_paused`.
     Unavailable,
 }
@@ -37,6 +40,7 @@ pub(super) enum Opening {
 #[derive(Debug)]
 pub(super) struct Reading {
     watch: StreamWatch,
+    beginning: Beginning,
     has_finished: bool,
     is_unavailable: bool,
     usage: Option<Usage>,
@@ -49,6 +53,7 @@ impl Reading {
     pub(super) fn new(choices: usize, cuts_usage: bool) -> Self {
         Self {
             watch: StreamWatch::new(choices),
+            beginning: Beginning::new(choices),
             has_finished: false,
             is_unavailable: false,
             usage: None,
@@ -60,6 +65,8 @@ impl Reading {
     pub(super) fn opening(&self) -> Opening {
         if self.is_unavailable {
             Opening::Unavailable
+        } else if self.beginning.is_empty_error() {
+            Opening::Empty
         } else if self.is_done() && !self.has_finished {
             Opening::Dropped
         } else {
@@ -67,8 +74,14 @@ impl Reading {
         }
     }
 
+    /// Whether there is more than what goes before a token.
+    pub(super) fn has_begun(&self) -> bool {
+        self.beginning.has_begun()
+    }
+
     /// Reads one event, and says what becomes of it.
     pub(super) fn event(&mut self, bytes: &[u8]) -> Fate {
+        self.beginning.see(bytes);
         if !tells(bytes) {
             return Fate::Keep;
         }
@@ -137,6 +150,11 @@ pub(super) fn is_unavailable(error: &ErrorBody) -> bool {
     }
 }
 
+/// Whether the request is wrong, by the engine's word.
+pub(super) fn is_refusal(error: &ErrorBody) -> bool {
+    matches!(error.code, Some(ErrorCode::Number(400..=499)))
+}
+
 /// The data of one event.
 pub(super) fn data(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut reader = sse::Reader::new(bytes.len());
@@ -171,6 +189,16 @@ pub(super) fn is_aborted_in(tail: &[u8]) -> Option<bool> {
         value.starts_with(b"\"abort\"")
     });
     reasons.reduce(|one, other| one || other)
+}
+
+/// Whether a choice of a whole answer ended in an error, from the last bytes of it: such an answer
+/// has a status of 200, and its numbers say nothing of the cache.
+pub(super) fn has_error_in(tail: &[u8]) -> bool {
+    FINISH.find_iter(tail).any(|at| {
+        let behind = tail[at + FINISH.needle().len()..].trim_ascii_start();
+        let value = behind.strip_prefix(b":").unwrap_or(behind).trim_ascii_start();
+        value.starts_with(b"\"error\"")
+    })
 }
 
 #[cfg(test)]

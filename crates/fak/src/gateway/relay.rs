@@ -16,12 +16,13 @@ use fak_wire::openai::{StreamEnd, Usage};
 use http::StatusCode;
 use hyper::body::{Body as _, Incoming};
 
+use super::beginning::is_empty_error;
 use super::deferred::Patience;
 use super::error::Problem;
 use super::following::Following;
 use super::frames::{Fate, Frames};
 use super::metrics::{Failure, Outcome};
-use super::reading::{Opening, is_aborted_in, usage_in};
+use super::reading::{Opening, has_error_in, is_aborted_in, is_refusal, usage_in};
 use super::silence::{KeepAlive, Silence};
 use super::ticket::Ticket;
 use crate::engine::BoxError;
@@ -29,6 +30,9 @@ use crate::engine::BoxError;
 /// Bytes of a whole answer's end that are kept to read usage from: it is about 200 bytes long, and
 /// little comes behind it.
 const TAIL_BYTES_MAX: usize = 16 << 10;
+
+/// A whole answer that is longer than this has tokens, or what goes before them.
+const EMPTY_BYTES_MAX: usize = 8 << 10;
 
 /// Set when streams are to end now, because fak stops; cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -138,6 +142,33 @@ impl Relay {
         }
     }
 
+    /// Reads a short whole answer to its end. Of one that is an error and nothing else the client
+    /// has to see nothing.
+    pub(super) async fn open_whole(&mut self) -> Result<Opening, Problem> {
+        loop {
+            match std::future::poll_fn(|cx| self.read(cx)).await {
+                Read::Bytes | Read::End if self.incoming.is_none() => break,
+                Read::Bytes | Read::End if self.read_bytes() > EMPTY_BYTES_MAX => break,
+                Read::Bytes | Read::End => {}
+                Read::Broken => return Err(Problem::Cut),
+                Read::Silent => return Err(Problem::Silent),
+                Read::Stopped => return Err(Problem::Stopping),
+            }
+        }
+        let is_empty = self.has_failed() && self.ready.as_deref().is_some_and(is_empty_error);
+        Ok(if is_empty { Opening::Empty } else { Opening::Fine })
+    }
+
+    /// Bytes that were read and not given out.
+    fn read_bytes(&self) -> usize {
+        self.ready.as_ref().map_or(0, Bytes::len)
+    }
+
+    /// Whether what was read so far says nothing yet.
+    fn is_announced_only(&self) -> bool {
+        matches!(&self.reader, Reader::Events(_, reading) if !reading.has_begun())
+    }
+
     /// The answer goes to the client from here on: `ticket` is told how it ends, or ended.
     pub(super) fn board(&mut self, mut ticket: Ticket) {
         match self.ended.take() {
@@ -146,10 +177,14 @@ impl Relay {
         }
     }
 
-    /// Whether what was read so far says nothing yet: vLLM announces a response before its engine
-    /// has done anything for it.
-    fn is_announced_only(&self) -> bool {
-        matches!(&self.reader, Reader::Events(_, following) if !following.has_begun())
+    /// Whether it began with an error of the engine's.
+    pub(super) fn has_failed(&self) -> bool {
+        matches!(&self.ended, Some((Outcome::Failed(Failure::Error), _)))
+    }
+
+    /// Whether it is a whole answer that is read.
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(self.reader, Reader::Whole(_))
     }
 
     /// Whether it is a stream that is read.
@@ -278,6 +313,7 @@ impl Relay {
     fn end_whole(&self, tail: &[u8]) -> (Outcome, Option<Usage>) {
         match is_aborted_in(tail) {
             Some(true) => (Outcome::Failed(Failure::Aborted), usage_in(tail)),
+            Some(false) if has_error_in(tail) => (Outcome::Failed(Failure::Error), usage_in(tail)),
             Some(false) => (self.whole, usage_in(tail)),
             // It may have been: then its numbers say nothing of the cache.
             None => (self.whole, None),
@@ -311,6 +347,9 @@ impl Relay {
             StreamEnd::Complete => return (Outcome::Ok, usage),
             StreamEnd::Aborted => Failure::Aborted,
             StreamEnd::Dropped => Failure::Dropped,
+            StreamEnd::Failed(Some(error)) if is_refusal(&error) => {
+                return (Outcome::Refused, usage);
+            }
             StreamEnd::Failed(_) => Failure::Error,
             StreamEnd::Cut => {
                 self.give(last);

@@ -10,6 +10,7 @@ use http::HeaderValue;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::audit::{Audit, Audits};
+use super::choosing::OnRank;
 use super::metrics::{Metrics, Outcome};
 use super::predicted::{Chunks, Predicted};
 use super::weights::Dispatched;
@@ -33,6 +34,7 @@ pub(super) struct Ticket {
 pub(super) struct Aboard {
     pub(super) worker: Arc<str>,
     pub(super) _inside: Inside,
+    pub(super) _on_rank: Option<OnRank>,
     pub(super) audit: Option<(Audits, Audit)>,
     pub(super) prediction: Option<(Arc<Predicted>, Chunks, usize)>,
     pub(super) weights: Dispatched,

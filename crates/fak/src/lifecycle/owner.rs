@@ -29,7 +29,7 @@ use crate::engine;
 use crate::events::blind;
 use crate::events::discover::Source;
 use crate::events::stream::{Handle, Sink, Status};
-use crate::fleet::{self, Fleet, Identity, Rank, State, Worker};
+use crate::fleet::{self, Counted, Fleet, Identity, Rank, State, Worker};
 use crate::runtime::Shutdown;
 use crate::store::{self, NewIntent, Outcome, Row, Store};
 
@@ -289,6 +289,7 @@ impl Owner {
         }
         if let Some(metrics) = &look.metrics {
             self.state.caution.see(metrics);
+            self.state.counted = Some(Counted::of(metrics, self.worker.door.in_flight()));
         }
         self.state.metrics.clone_from(&look.metrics);
         let is_named_now = self.state.incarnation.is_none() && look.incarnation().is_some();

@@ -1,7 +1,8 @@
 //! One session, and one turn of it.
 //!
-//! Invariant: what was proven before a verdict opens no gate after it; and a dormant session goes
-//! on only by a row that says that its worker serves.
+//! Invariant: what was proven before a verdict opens no gate after it; only an action through a
+//! session makes it dormant, and a dormant one goes on only by a row that says that its worker
+//! serves.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +17,7 @@ use crate::store::{self, Row, Run};
 /// Why a session's requests are not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dormancy {
-    /// What put it to rest: a pause or a sleep, through it or on its worker.
+    /// The pause or the sleep that was asked for through it.
     pub action: Action,
     /// The row of that action.
     pub witness: Option<u64>,
@@ -186,7 +187,7 @@ impl Session {
         let is_new = match (is_on_worker, row.evidence) {
             (false, _) => false,
             (true, Evidence::NotSent) => state.wake(row),
-            (true, _) => state.judge(row),
+            (true, _) => state.judge(row, is_through),
         };
         is_through || is_new
     }
@@ -209,8 +210,9 @@ impl State {
     }
 
     /// Something was done on the session's worker: once for a row, in the order of the rows, for
-    /// a worker's owner does one thing at a time.
-    fn judge(&mut self, row: &Row) -> bool {
+    /// a worker's owner does one thing at a time. It was asked for through the session, or not:
+    /// then its next request goes to another worker, where one serves.
+    fn judge(&mut self, row: &Row, is_through: bool) -> bool {
         if row.seq <= self.judged {
             return false;
         }
@@ -230,7 +232,7 @@ impl State {
         let is_rest = matches!(row.action, Action::Pause | Action::Sleep);
         if row.serving {
             self.dormancy = None;
-        } else if is_rest && matches!(row.phase, Phase::Paused | Phase::Sleeping) {
+        } else if is_through && is_rest && matches!(row.phase, Phase::Paused | Phase::Sleeping) {
             self.dormancy = Some(Dormancy { action: row.action, witness: Some(row.seq) });
         }
         true

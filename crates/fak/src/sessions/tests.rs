@@ -62,8 +62,13 @@ fn row(seq: u64, action: Action, phase: Phase, kv: Disposition) -> Row {
     }
 }
 
+/// The worker was put to sleep, and not through a session.
 fn slept(seq: u64) -> Row {
     row(seq, Action::Sleep, Phase::Sleeping, Disposition::Forgotten)
+}
+
+fn put_to_sleep(seq: u64, session: &str) -> Row {
+    Row { session: Some(session.to_owned()), ..slept(seq) }
 }
 
 fn woken(seq: u64) -> Row {
@@ -85,17 +90,24 @@ async fn names_that_resemble_each_other_are_sessions_of_their_own() {
 }
 
 #[tokio::test]
-async fn a_sleep_puts_the_workers_sessions_to_rest_and_a_wake_lets_them_go_on() {
+async fn only_the_session_that_was_put_to_rest_is_dormant_and_a_wake_lets_it_go_on() {
     let (sessions, _keeper, _) = open(Config::default()).await;
     served(&sessions, "on", "w");
+    served(&sessions, "beside", "w");
     served(&sessions, "off", "other");
-    sessions.apply(&slept(3));
+    sessions.apply(&put_to_sleep(3, "on"));
     let turn = sessions.resolve("on").expect("a good name");
     assert_eq!(turn.dormancy(), Some(Dormancy { action: Action::Sleep, witness: Some(3) }));
     turn.bind(&"other".into(), &gpu(7));
     assert_eq!(turn.worker().as_deref(), Some("w"), "a dormant session stays where it is");
     assert_eq!(sessions.get("off").expect("there").dormancy, None);
-    assert_eq!(sessions.active_on("w", ""), [] as [Arc<str>; 0]);
+
+    let beside = sessions.resolve("beside").expect("a good name");
+    assert_eq!(beside.dormancy(), None, "its worker's rest is not its own");
+    assert_eq!(sessions.get("beside").expect("there").last_witness, Some(3));
+    assert_eq!(sessions.active_on("w", ""), ["beside".into()]);
+    beside.bind(&"other".into(), &gpu(0));
+    assert_eq!(beside.worker().as_deref(), Some("other"), "it goes on elsewhere");
 
     let mut partly = row(4, Action::Wake, Phase::Waking, Disposition::Unknown);
     sessions.apply(&partly);
@@ -104,6 +116,26 @@ async fn a_sleep_puts_the_workers_sessions_to_rest_and_a_wake_lets_them_go_on() 
     sessions.apply(&partly);
     assert_eq!(turn.dormancy(), None);
     assert_eq!(sessions.get("on").expect("there").last_witness, Some(5));
+}
+
+/// A rollout that begins, a pause, a sleep by anyone: all act on the worker alone.
+#[tokio::test]
+async fn a_workers_rest_shuts_the_gates_of_its_sessions_and_refuses_none() {
+    let (sessions, _keeper, _) = open(Config::default()).await;
+    served(&sessions, "s", "w").bind(&"w".into(), &gpu(16));
+    for (seq, action, phase) in [
+        (1, Action::Pause, Phase::Paused),
+        (2, Action::Sleep, Phase::Sleeping),
+        (3, Action::Lost, Phase::Error),
+    ] {
+        sessions.apply(&row(seq, action, phase, Disposition::Unknown));
+        let view = sessions.get("s").expect("there");
+        assert_eq!((view.dormancy, view.is_warm), (None, false), "{action}");
+        assert_eq!(view.last_witness, Some(seq));
+    }
+    // Another session's rest on the same worker is not its own.
+    sessions.apply(&put_to_sleep(4, "t"));
+    assert_eq!(sessions.get("s").expect("there").dormancy, None);
 }
 
 #[tokio::test]
@@ -117,7 +149,7 @@ async fn what_was_not_sent_puts_nobody_to_rest() {
     let view = sessions.get("s").expect("there");
     assert_eq!((view.dormancy, view.last_witness), (None, Some(1)));
 
-    sessions.apply(&slept(2));
+    sessions.apply(&put_to_sleep(2, "s"));
     let mut refused = woken(3);
     refused.evidence = Evidence::NotSent;
     sessions.apply(&refused);
@@ -176,7 +208,7 @@ async fn a_row_through_a_session_that_has_moved_hides_none_of_its_new_worker() {
     sessions.apply(&elsewhere);
     let view = sessions.get("s").expect("there");
     assert_eq!((view.dormancy, view.last_witness), (None, Some(9)));
-    sessions.apply(&slept(5));
+    sessions.apply(&put_to_sleep(5, "s"));
     let view = sessions.get("s").expect("there");
     assert_eq!(view.dormancy, Some(Dormancy { action: Action::Sleep, witness: Some(5) }));
     assert_eq!(view.last_witness, Some(9));
@@ -191,7 +223,7 @@ async fn the_longest_unseen_is_forgotten_and_a_dormant_one_last() {
         CLOCK.fetch_add(1, Ordering::Relaxed);
         served(&sessions, id, if id == "a" { "w" } else { "other" });
     }
-    sessions.apply(&slept(1));
+    sessions.apply(&put_to_sleep(1, "a"));
     for id in ["e", "f"] {
         CLOCK.fetch_add(1, Ordering::Relaxed);
         served(&sessions, id, "other");
@@ -255,7 +287,7 @@ async fn bindings_totals_and_rest_outlive_the_process() {
         worker: "w".to_owned(),
         rank: None,
         incarnation: None,
-        session: None,
+        session: Some("s".to_owned()),
         action: Action::Pause,
         level: None,
         weight_version: None,

@@ -140,11 +140,15 @@ async fn acting_on_a_session_acts_on_its_worker_unless_others_are_active_there()
     assert_eq!(forced.status, 200, "{}", forced.text);
     let row = forced.json();
     assert_eq!((&row["session"], &row["worker"]), (&json!("mine"), &json!("w0")));
-    for id in ["mine", "other"] {
+    // The other one's next request goes to another worker, once there is one.
+    for (id, run, reason, since) in [
+        ("mine", "dormant", json!("sleep"), row["seq"].clone()),
+        ("other", "active", json!(null), json!(null)),
+    ] {
         let session = rig.get(&format!("/fak/v1/sessions/{id}")).await.json();
-        assert_eq!((&session["run"], &session["reason"]), (&json!("dormant"), &json!("sleep")));
+        assert_eq!((&session["run"], &session["reason"]), (&json!(run), &reason), "{id}");
         assert_eq!((&session["phase"], &session["serving"]), (&json!("sleeping"), &json!(false)));
-        assert_eq!(session["dormant_since"], row["seq"]);
+        assert_eq!(session["dormant_since"], since);
         assert_eq!(session["last_witness"], row["seq"]);
     }
     let woken = rig.post("/fak/v1/sessions/mine/wake", "").await;
@@ -160,23 +164,23 @@ async fn acting_on_a_session_acts_on_its_worker_unless_others_are_active_there()
 }
 
 #[tokio::test]
-async fn sessions_rest_with_a_worker_that_was_told_to_and_move_on_from_one_that_was_not() {
+async fn sessions_of_a_worker_that_rests_stay_active_whoever_put_it_to_rest() {
     let rig = Rig::start(2).await;
-    rig.served("told", "w0");
-    rig.served("untold", "w1");
-    let run =
-        async |id: &str| rig.get(&format!("/fak/v1/sessions/{id}")).await.json()["run"].clone();
-    rig.post("/sleep?worker=w0", "").await;
+    rig.served("asked", "w0");
+    rig.served("behind", "w1");
+    let session = async |id: &str| rig.get(&format!("/fak/v1/sessions/{id}")).await.json();
+    let slept = rig.post("/sleep?worker=w0", "").await;
+    assert_eq!(slept.status, 200, "{}", slept.text);
     rig.behind(1, "/sleep?level=1").await;
     rig.look(1).await;
-    assert_eq!((run("told").await, run("untold").await), (json!("dormant"), json!("active")));
-    let worker = rig.get("/fak/v1/workers/w0").await.json();
-    assert_eq!((&worker["sessions"], &worker["sessions_active"]), (&json!(1), &json!(0)));
-    rig.behind(0, "/wake_up").await;
-    rig.look(0).await;
-    while run("told").await != "active" {
+    while session("asked").await["last_witness"].is_null() {
         tokio::task::yield_now().await;
     }
+    for id in ["asked", "behind"] {
+        assert_eq!(session(id).await["run"], "active", "{id}");
+    }
+    let worker = rig.get("/fak/v1/workers/w0").await.json();
+    assert_eq!((&worker["sessions"], &worker["sessions_active"]), (&json!(1), &json!(1)));
 }
 
 #[tokio::test]

@@ -69,6 +69,20 @@ async fn a_worker_is_kept_at_rest_by_fak_alone_and_until_it_goes_on() {
     assert!(!rig.state().pace.is_kept_at_rest, "by somebody else");
 }
 
+/// What others sent there is load; what this fak sent is told apart by how much it had there then.
+#[tokio::test]
+async fn a_look_counts_the_requests_on_a_worker_and_faks_own() {
+    let rig = Rig::start().await;
+    let at_first = rig.state().counted.unwrap();
+    assert_eq!((at_first.requests, at_first.own), (0, 0));
+    let own = [rig.worker().door.enter().unwrap(), rig.worker().door.enter().unwrap()];
+    rig.look().await;
+    let counted = rig.state().counted.unwrap();
+    assert_eq!((counted.requests, counted.own), (0, 2));
+    assert!(counted.at > at_first.at);
+    drop(own);
+}
+
 #[tokio::test]
 async fn a_sleep_and_a_wake_forget_and_fresh_stores_are_claimed_again() {
     for level in [Level::One, Level::Two] {

@@ -74,13 +74,102 @@ fn every_reason_has_its_case() {
     let asleep = Candidate { is_serving: false, ..worker(0, 1000) };
     assert_eq!(chosen(1000, &[asleep, worker(9, 0)]), (1, Reason::Only));
     let bound = Candidate { is_bound: true, ..worker(1, 0) };
-    assert_eq!(chosen(1000, &[worker(0, 1000), bound]), (1, Reason::Session));
+    assert_eq!(chosen(1000, &[worker(0, 400), bound]), (1, Reason::Session));
     let busy = Candidate { is_bound: true, ..worker(50, 0) };
-    assert_eq!(chosen(1000, &[worker(0, 1000), busy, worker(0, 0)]), (0, Reason::Prefix));
+    assert_eq!(chosen(1000, &[worker(0, 1000), busy, worker(0, 0)]), (0, Reason::Overload));
+    assert_eq!(chosen(1000, &[worker(0, 1000), worker(0, 0)]), (0, Reason::Prefix));
     let soon = Candidate { predicted: 800, ..worker(0, 100) };
     assert_eq!(chosen(1000, &[worker(0, 0), soon]), (1, Reason::Predicted));
     // 32 tokens are no match.
     assert_eq!(chosen(33, &[worker(1, 32), worker(0, 0)]), (1, Reason::Load));
+}
+
+/// Two workers, the loads of an idle one and of one with everything: the mean of both is half of
+/// the larger, so that no load could be too much where it counted itself.
+#[test]
+fn of_two_workers_one_can_have_too_much_to_do() {
+    let bound = |load| Candidate { is_bound: true, ..worker(load, 4000) };
+    assert_eq!(chosen(4000, &[bound(4), worker(0, 0)]), (0, Reason::Session));
+    assert_eq!(chosen(4000, &[bound(5), worker(0, 0)]), (1, Reason::Overload));
+    assert_eq!(chosen(4000, &[bound(19), worker(10, 0)]), (0, Reason::Session));
+    assert_eq!(chosen(4000, &[bound(20), worker(10, 0)]), (1, Reason::Overload));
+    assert_eq!(chosen(4000, &[worker(5, 4000), worker(0, 0)]), (1, Reason::Overload));
+    // And of three, what one has more counts against the other two alone.
+    let three = [bound(11), worker(4, 0), worker(4, 0)];
+    let choice = route(&Request { prompt_tokens: 4000 }, &three, &Policy::default(), 7);
+    let choice = choice.expect("all serve");
+    assert_eq!((choice.chosen != 0, choice.reason), (true, Reason::Overload));
+}
+
+/// Plays sessions that are all bound to one worker of `workers`, so many requests at a time; the
+/// number of sessions on each after ten turns of each.
+fn after_ten_turns(
+    sessions: usize,
+    at_once: usize,
+    prompt_tokens: u32,
+    workers: usize,
+) -> Vec<usize> {
+    let mut bound = vec![0; sessions];
+    let mut running: std::collections::VecDeque<usize> = std::collections::VecDeque::new();
+    for turn in 0..10 * sessions {
+        if running.len() == at_once {
+            running.pop_front();
+        }
+        let session = turn * 7 % sessions;
+        let candidate = |number| Candidate {
+            is_bound: bound[session] == number,
+            ..worker(running.iter().filter(|on| **on == number).count() as u32, 0)
+        };
+        let fleet: Vec<_> = (0..workers).map(candidate).collect();
+        let choice = route(&Request { prompt_tokens }, &fleet, &Policy::default(), turn as u64);
+        bound[session] = choice.expect("all serve").chosen;
+        running.push_back(bound[session]);
+    }
+    (0..workers).map(|number| bound.iter().filter(|on| **on == number).count()).collect()
+}
+
+#[test]
+fn sessions_leave_a_worker_that_has_all_of_them_and_stay_where_they_are_alone() {
+    for (sessions, at_once, workers) in [(40, 8, 2), (150, 16, 2), (150, 24, 3)] {
+        let spread = after_ten_turns(sessions, at_once, 8000, workers);
+        let fair = sessions / workers;
+        assert!(spread.iter().all(|on| *on >= fair / 3), "{sessions} of {at_once}: {spread:?}");
+    }
+    // Short prompts move sooner: four at a time do.
+    let spread = after_ten_turns(16, 4, 425, 2);
+    assert!(spread.iter().all(|on| *on >= 3), "{spread:?}");
+    // No request ever waits for another: there is nothing to gain.
+    assert_eq!(after_ten_turns(40, 1, 425, 2), [40, 0]);
+}
+
+#[test]
+fn a_short_prompt_is_worth_less_of_a_wait_than_a_long_one() {
+    assert_eq!(chosen(425, &[worker(2, 416), worker(0, 0)]), (1, Reason::Overload));
+    assert_eq!(chosen(950, &[worker(2, 900), worker(0, 0)]), (0, Reason::Prefix));
+    assert_eq!(chosen(950, &[worker(3, 900), worker(0, 0)]), (1, Reason::Overload));
+    assert_eq!(chosen(4250, &[worker(3, 4160), worker(0, 0)]), (0, Reason::Prefix));
+    assert_eq!(chosen(425, &[worker(1, 416), worker(0, 0)]), (0, Reason::Prefix));
+}
+
+#[test]
+fn requests_of_others_are_load_and_a_gateways_own_count_once() {
+    assert_eq!(foreign(50, 0, 0), 50);
+    assert_eq!(foreign(50, 20, 1_000), 30);
+    assert_eq!(foreign(20, 50, 0), 0, "some have ended since");
+    assert_eq!(foreign(50, 0, COUNT_HALVES_MS), 25);
+    assert_eq!(foreign(u32::MAX, 0, 40 * COUNT_HALVES_MS), 0);
+    assert_eq!(foreign(u32::MAX, 0, u64::MAX), 0);
+}
+
+#[test]
+fn a_worker_that_fails_is_chosen_only_where_all_do() {
+    let failing = |load, gpu| Candidate { is_failing: true, ..worker(load, gpu) };
+    assert_eq!(chosen(1000, &[failing(0, 1000), worker(90, 0)]), (1, Reason::Only));
+    let bound = Candidate { is_bound: true, ..failing(0, 1000) };
+    assert_eq!(chosen(1000, &[bound, worker(9, 0), worker(1, 0)]), (2, Reason::Load));
+    assert_eq!(chosen(1000, &[failing(0, 1000), failing(9, 0)]), (0, Reason::Prefix));
+    let asleep = Candidate { is_serving: false, ..worker(0, 0) };
+    assert_eq!(chosen(1000, &[failing(0, 0), asleep]), (0, Reason::Only));
 }
 
 #[test]
@@ -119,6 +208,7 @@ impl Random {
     fn candidate(&mut self) -> Candidate {
         Candidate {
             is_serving: !self.next().is_multiple_of(3),
+            is_failing: self.next().is_multiple_of(4),
             is_bound: self.next().is_multiple_of(5),
             load: self.number(),
             proven: PerTier { gpu: self.number(), cpu: self.number(), ..PerTier::default() },
@@ -139,7 +229,11 @@ fn only_who_serves_is_chosen_and_always_somebody() {
         let choice = route(&request, &fleet, &Policy::default(), seed);
         assert_eq!(choice, route(&request, &fleet, &Policy::default(), seed), "seed {seed}");
         match choice {
-            Some(choice) => assert!(fleet[choice.chosen].is_serving, "seed {seed}"),
+            Some(choice) => {
+                assert!(fleet[choice.chosen].is_serving, "seed {seed}");
+                let is_any_sound = fleet.iter().any(|c| c.is_serving && !c.is_failing);
+                assert!(!(is_any_sound && fleet[choice.chosen].is_failing), "seed {seed}");
+            }
             None => assert!(fleet.iter().all(|c| !c.is_serving), "seed {seed}"),
         }
     }

@@ -16,6 +16,8 @@ pub(crate) enum Reply {
     SendAndClose(Vec<u8>),
     /// Sends the bytes, then says nothing until the client is gone.
     SendAndHold(Vec<u8>),
+    /// Ends the connection by a reset, without a byte.
+    Reset,
     /// Sends what the test hands over, each piece by itself, and takes the next request.
     Steps(mpsc::Receiver<Vec<u8>>),
 }
@@ -140,6 +142,11 @@ where
                     return;
                 }
             },
+            Reply::Reset => {
+                // A system that has no such option closes, which is as good an end.
+                let _ = stream.set_zero_linger();
+                return;
+            }
             Reply::Send(bytes) => (bytes, None),
             Reply::SendAndClose(bytes) => (bytes, Some(false)),
             Reply::SendAndHold(bytes) => (bytes, Some(true)),

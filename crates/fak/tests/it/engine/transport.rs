@@ -187,3 +187,83 @@ async fn metrics_elsewhere_do_not_get_the_key() {
     client.send(request, PATIENT).await.expect("an answer");
     assert_eq!(exporter.request().await.header("authorization"), None);
 }
+
+/// A peer that answers the first request, ends that connection at the second in the given way, and
+/// answers those that come over another connection.
+async fn ending(end: fn() -> Reply) -> Peer {
+    let count = std::sync::atomic::AtomicUsize::new(0);
+    Peer::start(move |_| match count.fetch_add(1, std::sync::atomic::Ordering::SeqCst) {
+        1 => end(),
+        _ => Reply::Send(peer::json("200 OK", "{}")),
+    })
+    .await
+}
+
+#[tokio::test]
+async fn an_inference_request_on_a_pooled_connection_that_ended_is_sent_once_more() {
+    let ends: [fn() -> Reply; 2] = [|| Reply::SendAndClose(Vec::new()), || Reply::Reset];
+    for end in ends {
+        let mut peer = ending(end).await;
+        let engine = engine(&peer, patient());
+        for _ in 0..3 {
+            let answer = engine.client().open(post(engine.endpoints())).await.expect("an answer");
+            assert_eq!(answer.body.collect().await.expect("whole"), "{}");
+        }
+        assert_eq!(peer.requests_so_far().len(), 4, "the second was sent twice");
+    }
+}
+
+#[tokio::test]
+async fn a_request_on_a_new_connection_or_with_a_part_of_an_answer_is_never_sent_again() {
+    let new = Peer::start(|_| Reply::SendAndClose(Vec::new())).await;
+    let begun = ending(|| Reply::SendAndClose(b"HTTP/1.1 2".to_vec())).await;
+    for (mut peer, sent) in [(new, 1), (begun, 2)] {
+        let engine = engine(&peer, patient());
+        for number in 1..=sent {
+            let answer = engine.client().open(post(engine.endpoints())).await;
+            if number < sent {
+                answer.expect("an answer").body.collect().await.expect("whole");
+            } else {
+                assert!(matches!(answer, Err(Error::Cut(_))), "{answer:?}");
+            }
+        }
+        assert_eq!(peer.requests_so_far().len(), sent);
+    }
+}
+
+/// The second sending reaches nobody: the first may have.
+#[tokio::test]
+async fn a_second_sending_that_is_refused_is_a_cut_and_not_unreachable() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    let client = Client::new(None, patient()).expect("no key");
+    let endpoints = Endpoints::new(&format!("http://{address}")).expect("a URL");
+    let (answers, ()) = tokio::join!(
+        async {
+            let first = client.open(post(&endpoints)).await.expect("an answer");
+            first.body.collect().await.expect("whole");
+            client.open(post(&endpoints)).await
+        },
+        async {
+            use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            drop(listener);
+            let mut bytes = [0; 4096];
+            assert_ne!(stream.read(&mut bytes).await.expect("a request"), 0);
+            stream.write_all(&peer::json("200 OK", "{}")).await.expect("taken");
+            assert_ne!(stream.read(&mut bytes).await.expect("another"), 0);
+        }
+    );
+    assert!(matches!(answers, Err(Error::Cut(_))), "{answers:?}");
+}
+
+#[tokio::test]
+async fn a_control_call_is_never_sent_twice() {
+    let mut peer = ending(|| Reply::SendAndClose(Vec::new())).await;
+    let engine = engine(&peer, patient());
+    let call = || Outgoing::to(engine.endpoints().control(&Control::Resume).expect("on the list"));
+    assert_eq!(engine.client().send(call(), PATIENT).await.expect("an answer").body, "{}");
+    let ended = engine.client().send(call(), PATIENT).await;
+    assert!(matches!(ended, Err(Error::Cut(_))), "{ended:?}");
+    assert_eq!(peer.requests_so_far().len(), 2);
+}

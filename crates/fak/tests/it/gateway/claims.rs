@@ -404,13 +404,16 @@ async fn a_named_rank_counts_only_where_the_engine_gets_to_know_and_obeys() {
         let answer = rig.post_with(COMPLETIONS, headers, &prompt(&tokens)).await;
         answer.header("x-fak-kv").unwrap().to_owned()
     };
-    let (first, named) = (("x-data-parallel-rank", "0"), ("connection", "x-data-parallel-rank"));
+    let (first, second) = (("x-data-parallel-rank", "0"), ("x-data-parallel-rank", "1"));
+    let named = ("connection", "x-data-parallel-rank");
     for (version, headers, told) in [
-        ("0.32.0", &[][..], "cold"),
+        // fak names the one that holds the prompt.
+        ("0.32.0", &[][..], "warm"),
         ("0.32.0", &[first], "warm"),
+        ("0.32.0", &[second], "cold"),
         ("0.12.0", &[first], "warm"),
         // Named in `Connection`, the header goes no further than here.
-        ("0.32.0", &[first, named], "cold"),
+        ("0.32.0", &[second, named], "warm"),
         // Passed over by vLLM before 0.12.0.
         ("0.11.0", &[first], "cold"),
         ("dev", &[first], "cold"),

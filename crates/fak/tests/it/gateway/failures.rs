@@ -17,6 +17,9 @@ const TEXT: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\
 const FINISH: &str =
     "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n";
 const DONE: &str = "data: [DONE]\n\n";
+const ROLE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\"}}]}\n\n";
+const FAILED: &str =
+    "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"error\"}]}\n\n";
 
 /// How a peer sends a stream of these chunks.
 type Send = fn(&[&str]) -> Reply;
@@ -236,5 +239,180 @@ async fn a_request_without_a_first_byte_moves_when_its_worker_stops_serving() {
             assert_eq!(answer.header("x-fak-attempts"), Some("2"));
             assert_eq!(&*rig.suspects.recv().await.unwrap(), "w0");
         }
+    }
+}
+
+/// A URL at which nothing listens.
+async fn refusing() -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    format!("http://{}", listener.local_addr().unwrap())
+}
+
+#[tokio::test]
+async fn a_request_that_loses_two_workers_is_not_sent_to_a_third() {
+    for is_stream in [true, false] {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let start = || {
+            let asked = Arc::clone(&asked);
+            Peer::start(move |_| {
+                asked.fetch_add(1, Ordering::SeqCst);
+                Reply::SendAndClose(Vec::new())
+            })
+        };
+        let peers = [start().await, start().await, start().await];
+        let rig = Rig::over(&peers.each_ref().map(|peer| peer.url())).await;
+        let answer = rig.post(CHAT, &chat(is_stream)).await;
+        assert_eq!(
+            (answer.status, answer.code().as_str()),
+            (StatusCode::BAD_GATEWAY, "two_workers_lost")
+        );
+        assert_eq!(answer.header("x-should-retry"), Some("false"));
+        assert_eq!(asked.load(Ordering::SeqCst), 2);
+    }
+    // Workers that never saw it tell nothing of it.
+    let fine = Peer::start(|_| good()).await;
+    let rig = Rig::over(&[refusing().await, refusing().await, fine.url()]).await;
+    for _ in 0..8 {
+        assert_eq!(rig.post(CHAT, &chat(true)).await.header("x-fak-worker"), Some("w2"));
+    }
+}
+
+/// The process of a worker is gone, and its connections stay: only the next look tells.
+#[tokio::test]
+async fn a_worker_that_is_found_lost_under_a_request_counts_as_lost_by_it() {
+    let mut peers = Vec::new();
+    for _ in 0..3 {
+        peers.push(Peer::start(|_| Reply::SendAndHold(Vec::new())).await);
+    }
+    let mut setup = setup();
+    setup.config.watch_every = Duration::from_millis(1);
+    let urls: Vec<_> = peers.iter().map(Peer::url).collect();
+    let mut rig = Rig::with(&urls, setup).await;
+    let fleet = rig.fleet.clone();
+    let body = chat(false);
+    let mut lost = Vec::new();
+    let mut suspects = std::mem::replace(&mut rig.suspects, tokio::sync::mpsc::channel(1).1);
+    let asking = rig.post(CHAT, &body);
+    let mut asking = std::pin::pin!(asking);
+    let answer = loop {
+        tokio::select! {
+            answer = &mut asking => break answer,
+            Some(worker) = suspects.recv() => {
+                if !lost.contains(&worker) {
+                    fleet.update(&worker, |state| state.is_reachable = false);
+                    lost.push(worker);
+                }
+            }
+        }
+    };
+    assert_eq!((answer.code().as_str(), lost.len()), ("two_workers_lost", 2));
+}
+
+#[tokio::test]
+async fn an_answer_that_takes_longer_than_fak_waits_is_not_computed_again_elsewhere() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let start = || {
+        let asked = Arc::clone(&asked);
+        Peer::start(move |_| {
+            asked.fetch_add(1, Ordering::SeqCst);
+            Reply::SendAndHold(Vec::new())
+        })
+    };
+    let (one, other) = (start().await, start().await);
+    let mut setup = setup();
+    setup.timeouts.unary = super::rig::SHORT;
+    let rig = Rig::with(&[one.url(), other.url()], setup).await;
+    let answer = rig.post(CHAT, &chat(false)).await;
+    assert_eq!(
+        (answer.status, answer.code().as_str()),
+        (StatusCode::GATEWAY_TIMEOUT, "worker_silent")
+    );
+    assert_eq!(answer.header("x-should-retry"), Some("false"));
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    assert_eq!(rig.count("fak_requests_ejections_total"), 0);
+}
+
+/// The worker stays the same, and so does what is expected to be cached there.
+#[tokio::test]
+async fn a_pooled_connection_that_ended_is_no_lost_worker() {
+    let count = AtomicUsize::new(0);
+    let closing = Peer::start(move |_| match count.fetch_add(1, Ordering::SeqCst) {
+        1 => Reply::SendAndClose(Vec::new()),
+        _ => good(),
+    })
+    .await;
+    let other = Peer::start(|_| good()).await;
+    let mut rig = Rig::over(&[closing.url(), other.url()]).await;
+    rig.phase(1, Phase::Paused);
+    for _ in 0..2 {
+        let answer = rig.post(CHAT, &chat(true)).await;
+        assert_eq!((answer.status, answer.header("x-fak-attempts")), (StatusCode::OK, Some("1")));
+    }
+    assert_eq!(rig.count("fak_requests_moved_total"), 0);
+    assert!(rig.suspects.try_recv().is_err(), "nobody is suspected");
+}
+
+/// vLLM answers 200 to a request whose KV could not be loaded, and to some that its engine failed.
+#[tokio::test]
+async fn an_answer_that_is_an_error_and_nothing_else_is_tried_once_elsewhere_and_has_failed() {
+    let usage = "\"usage\":{\"prompt_tokens\":9,\"prompt_tokens_details\":{\"cached_tokens\":0}}";
+    let whole = format!(
+        "{{\"choices\":[{{\"index\":0,\"message\":{{\"role\":\"assistant\",\"content\":null}},\
+         \"finish_reason\":\"error\"}}],{usage}}}"
+    );
+    let replies = [
+        (true, peer::whole_stream(&[FAILED, DONE])),
+        (true, peer::whole_stream(&[ROLE, FAILED, DONE])),
+        (false, peer::json("200 OK", &whole)),
+    ];
+    for (is_stream, reply) in replies {
+        for (failing, attempts) in [(1, "2"), (3, "2")] {
+            let asked = Arc::new(AtomicUsize::new(0));
+            let start = || {
+                let (asked, reply) = (Arc::clone(&asked), reply.clone());
+                Peer::start(move |_| match asked.fetch_add(1, Ordering::SeqCst) {
+                    number if number < failing => Reply::Send(reply.clone()),
+                    _ if is_stream => good(),
+                    _ => Reply::Send(peer::json("200 OK", "{\"choices\":[]}")),
+                })
+            };
+            let peers = [start().await, start().await, start().await];
+            let rig = Rig::over(&peers.each_ref().map(|peer| peer.url())).await;
+            let answer = rig.post(CHAT, &chat(is_stream)).await;
+            assert_eq!(answer.status, StatusCode::OK);
+            assert_eq!(answer.header("x-fak-attempts"), Some(attempts));
+            let is_error = failing > 1;
+            assert_eq!(answer.text().contains("\"error\""), is_error, "{}", answer.text());
+            let failures = u64::from(is_error);
+            rig.counted("fak_requests_failed_total{cause=\"error\"}", failures).await;
+            assert_eq!(asked.load(Ordering::SeqCst), 2);
+        }
+    }
+}
+
+/// Of tokens that the client has, none is computed again.
+#[tokio::test]
+async fn an_error_behind_the_first_token_stays_where_it_is() {
+    let message = "{\"role\":\"assistant\",\"content\":\"a\"}";
+    let whole = format!(
+        "{{\"choices\":[{{\"index\":0,\"message\":{message},\"finish_reason\":\"error\"}}]}}"
+    );
+    let replies =
+        [(true, peer::whole_stream(&[TEXT, FAILED, DONE])), (false, peer::json("200 OK", &whole))];
+    for (is_stream, reply) in replies {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let start = || {
+            let (asked, reply) = (Arc::clone(&asked), reply.clone());
+            Peer::start(move |_| {
+                asked.fetch_add(1, Ordering::SeqCst);
+                Reply::Send(reply.clone())
+            })
+        };
+        let (one, other) = (start().await, start().await);
+        let rig = Rig::over(&[one.url(), other.url()]).await;
+        let answer = rig.post(CHAT, &chat(is_stream)).await;
+        assert_eq!((answer.status, answer.header("x-fak-attempts")), (StatusCode::OK, Some("1")));
+        rig.counted("fak_requests_failed_total{cause=\"error\"}", 1).await;
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
     }
 }

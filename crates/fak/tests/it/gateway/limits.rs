@@ -105,6 +105,25 @@ async fn bodies_in_flight_are_bounded_together() {
     }
 }
 
+#[tokio::test]
+async fn small_bodies_without_a_length_fill_no_room() {
+    let mut setup = setup();
+    (setup.config.body_bytes_max, setup.config.bodies_bytes_max) = (100_000, 100_000);
+    let mut peer = Peer::start(|_| Reply::SendAndHold(Vec::new())).await;
+    let rig = Rig::with(&[peer.url()], setup).await;
+    let body = chat(false);
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n");
+    let request = format!("{head}{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+    let mut open = Vec::new();
+    for _ in 0..60 {
+        let mut stream = rig.connect().await;
+        stream.write_all(request.as_bytes()).await.unwrap();
+        open.push(stream);
+        assert_eq!(peer.request().await.body, body.as_bytes());
+    }
+    assert_eq!(rig.inside(0), 60);
+}
+
 /// Case 93.
 #[tokio::test]
 async fn no_path_but_an_inference_route_leads_to_an_engine() {

@@ -44,6 +44,12 @@ async fn act(bridged: &Bridged, mv: Move, session: &str) -> Row {
     bridged.lifecycle.act("w0", request).await.unwrap()
 }
 
+/// What a refusal says of retries: OpenAI's clients repeat a 409 by themselves.
+async fn refused_header(bridged: &Bridged, session: &str) -> Option<String> {
+    let answer = ask(bridged, session).await;
+    answer.header("x-should-retry").map(str::to_owned)
+}
+
 /// Waits until what became of the session's worker was taken in.
 async fn is_dormant(bridged: &Bridged, session: &str, dormant: bool) {
     let taken_in = async {
@@ -59,6 +65,7 @@ async fn a_dormant_session_is_refused_with_the_action_and_the_row_behind_it() {
     let bridged = Bridged::start().await;
     let answer = ask(&bridged, "s1").await;
     assert_eq!((answer.status, answer.header(SESSION)), (StatusCode::OK, Some("s1")));
+    assert_eq!(ask(&bridged, "beside").await.status, StatusCode::OK);
     let pause = Move::Pause { mode: Mode::Keep, clear: false, keep_tier: false };
     let wake = Move::Wake { tags: Parts::NONE, weights: Weights::Same };
     for (rest, word, back) in [(SLEEP, "sleep", wake), (pause, "pause", Move::Resume)] {
@@ -74,12 +81,17 @@ async fn a_dormant_session_is_refused_with_the_action_and_the_row_behind_it() {
                 assert!(message.contains(told), "{message}");
             }
         }
-        // A session that was never there is told of the worker instead.
-        let other = ask(&bridged, "s2").await;
-        assert_eq!(
-            (other.status, other.code().as_str()),
-            (StatusCode::SERVICE_UNAVAILABLE, "no_serving_worker")
-        );
+        assert_eq!(refused_header(&bridged, "s1").await.as_deref(), Some("false"));
+        // Another session of that worker, and one that is new, hear of the worker instead.
+        for id in ["beside", "s2"] {
+            let other = ask(&bridged, id).await;
+            assert_eq!(
+                (other.status, other.code().as_str()),
+                (StatusCode::SERVICE_UNAVAILABLE, "no_serving_worker"),
+                "{id}"
+            );
+            assert_eq!(other.header("retry-after"), Some("5"));
+        }
         let row = act(&bridged, back, "s1").await;
         assert!(row.serving, "{row:?}");
         is_dormant(&bridged, "s1", false).await;
@@ -120,6 +132,46 @@ async fn a_session_stays_on_its_worker_and_requests_without_one_do_not() {
     rig.phase(number, fak_kernel::Phase::Serving);
     let answer = rig.post_with(CHAT, &[(SESSION, "a")], &chat(false)).await;
     assert_ne!(answer.header("x-fak-worker"), Some(&*before));
+}
+
+/// Whatever put the worker to rest: the session itself was not.
+#[tokio::test]
+async fn sessions_of_a_worker_that_rests_go_to_another_and_are_bound_there() {
+    use fak_kernel::Phase;
+    let (_peers, rig, sessions) = answering(2).await;
+    let takes_out: [fn(&mut fak::fleet::State); 5] = [
+        |state| state.standing.phase = Phase::Sleeping,
+        |state| state.standing.phase = Phase::Paused,
+        |state| state.standing.phase = Phase::Error,
+        |state| state.held_by = Some("trainer".into()),
+        |state| state.is_reachable = false,
+    ];
+    for (round, take_out) in takes_out.into_iter().enumerate() {
+        let id = format!("s{round}");
+        let ask = async || rig.post_with(CHAT, &[(SESSION, &id)], &chat(false)).await;
+        let before = ask().await.header("x-fak-worker").unwrap().to_owned();
+        let number = usize::from(before == "w1");
+        rig.state(number, take_out);
+        let moved = ask().await;
+        assert_eq!(moved.status, StatusCode::OK, "{}", moved.text());
+        assert_ne!(moved.header("x-fak-worker"), Some(before.as_str()));
+        rig.state(1 - number, take_out);
+        let none = ask().await;
+        assert_eq!(
+            (none.status, none.code().as_str()),
+            (StatusCode::SERVICE_UNAVAILABLE, "no_serving_worker")
+        );
+        assert_eq!(none.header("retry-after"), Some("5"));
+        for number in 0..2 {
+            rig.state(number, |state| {
+                state.standing = fak_kernel::witness::Standing::SERVING;
+                (state.held_by, state.is_reachable) = (None, true);
+            });
+        }
+        let after = ask().await;
+        assert_eq!(after.header("x-fak-worker"), moved.header("x-fak-worker"), "bound anew");
+        assert_ne!(sessions.get(&id).unwrap().worker.as_deref(), Some(before.as_str()));
+    }
 }
 
 #[tokio::test]
