@@ -248,7 +248,7 @@ impl Fak {
 /// An action's answer.
 #[derive(Clone, Debug)]
 pub struct Acted {
-    /// 200: done and seen; 409: refused; 502: not proven to be done.
+    /// 200: done and seen; 409: refused, or waits for its weights; 502: not proven to be done.
     pub status: u16,
     /// The witness row; null where there is none.
     pub row: Value,

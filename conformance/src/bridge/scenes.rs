@@ -103,7 +103,7 @@ impl<T: Target> Bridge<T> {
         let what = "a wake without proof of the weights leaves it waking";
         self.row(scene, what, &woken.row, &row)?;
         let seen = format!("{} {}", woken.status, woken.body);
-        self.checks.that(scene, "and is no success", woken.status == 502, &seen)?;
+        self.checks.that(scene, "and is no success", woken.status == 409, &seen)?;
         self.shows(scene, "waking").await?;
         self.turns_others_away(scene, &ask_for("+8", None)?).await?;
         let woken = self.act(session, "wake", json!({"weights": "same"})).await?;

@@ -7,6 +7,7 @@
 
 mod act;
 mod canary;
+mod effect;
 mod hold;
 mod learn;
 mod lives;
@@ -17,6 +18,7 @@ mod own;
 mod owner;
 mod planted;
 mod probe;
+mod proof;
 mod recovery;
 mod rollout;
 mod rows;

@@ -22,7 +22,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-pub use bounds::{JSON_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX};
+pub use bounds::{JSON_BYTES_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, fitting_name};
 pub use hold::Hold;
 pub use ledger::{Change, ROWS_MAX};
 pub use row::{Filter, NewIntent, Outcome, Row, Standing, Tiers, word};

@@ -114,6 +114,8 @@ vocabulary! {
         Reset = "reset",
         /// Put a session's span out of reach.
         Quarantine = "quarantine",
+        /// fak looked at the worker for the first time.
+        Join = "join",
         /// A new incarnation appeared.
         Restart = "restart",
         /// The worker vanished.

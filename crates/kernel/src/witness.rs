@@ -9,6 +9,7 @@
 
 mod judge;
 mod plan;
+mod reason;
 mod standing;
 mod table;
 #[cfg(test)]
@@ -18,6 +19,7 @@ use crate::vocab::{Action, Disposition, Evidence, PerTier, Phase, Tier, TierSet,
 
 pub use judge::judge;
 pub use plan::{Call, Plan, plan};
+pub use reason::{Reason, Refusal};
 pub use standing::{Seen, Standing};
 pub use table::{Cell, PhaseCell, Row, table};
 
@@ -184,6 +186,8 @@ pub enum Move {
     },
     /// Put a session's span out of reach.
     Quarantine(Quarantine),
+    /// fak looked at the worker for the first time.
+    Join,
     /// A new incarnation appeared. It says nothing of its weights: where their version moved, a
     /// `Weights` follows.
     Restart,
@@ -211,6 +215,7 @@ impl Move {
             Self::Wake { .. } => Action::Wake,
             Self::Reset { .. } => Action::Reset,
             Self::Quarantine(_) => Action::Quarantine,
+            Self::Join => Action::Join,
             Self::Restart => Action::Restart,
             Self::Lost => Action::Lost,
             Self::Gap => Action::Gap,
@@ -324,47 +329,6 @@ impl Capabilities {
     }
 }
 
-vocabulary! {
-    /// Why nothing was sent.
-    Refusal {
-        /// The engine has no `/pause`.
-        NoPause = "engine_without_pause",
-        /// The engine's pause does not offer that mode, or does not show it.
-        ModeNotOffered = "mode_not_offered",
-        /// Engine or connector are not proven to keep the tier.
-        KeepNotProven = "keep_tier_not_proven",
-        /// The engine is known not to reset the connector's tiers.
-        ExternalNotOffered = "reset_external_not_offered",
-        /// A sleep without level 1 or 2 is ill-formed; a pause is `pause`.
-        LevelMissing = "level_missing",
-        /// Paused already.
-        AlreadyPaused = "already_paused",
-        /// Asleep already, or asleep where only an awake engine may be called.
-        AlreadyAsleep = "already_asleep",
-        /// Awake already.
-        AlreadyAwake = "already_awake",
-        /// Paused, not asleep: `resume` undoes it, `wake` is for sleepers.
-        OnlyPaused = "only_paused",
-        /// Partly woken: only a further `wake` may be called.
-        PartlyAwake = "partly_awake",
-        /// Weights cannot have been loaded into memory that is asleep: wake that part first.
-        WeightsAsleep = "weights_asleep",
-        /// What state the engine is in is not known: only a `wake` is right for all of them.
-        StateUnknown = "state_unknown",
-        /// Requests were still in flight when the time to drain them ended.
-        DrainTimeout = "drain_timeout",
-        /// Another command is on its way to the worker.
-        Busy = "busy",
-        /// Several engines answer at the worker's address, or another worker's engine does: what is
-        /// done through it would be done to one that nobody named.
-        NotOneEngine = "not_one_engine",
-        /// Somebody else holds the worker.
-        Held = "held",
-        /// No route answered the prompt that was to be compared after the wake.
-        CanaryNotRecorded = "canary_not_recorded",
-    }
-}
-
 /// How the call ended. Of a plan with several calls: the first that did not succeed, else the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Answer {
@@ -439,6 +403,40 @@ pub struct State {
     /// Whether a fixed prompt was answered as before the sleep; `None` where none was sent, or
     /// where other weights may answer otherwise.
     pub canary: Option<bool>,
+    /// Whether requests still ran some time after the call.
+    pub still_running: Option<bool>,
+    /// What the event streams showed of the clear that the engine owes; `None` where they could
+    /// not show it: no live stream, or an engine that takes no requests.
+    pub clear: Option<Clear>,
+}
+
+impl State {
+    /// Nothing could be read.
+    pub const UNREAD: Self = Self {
+        is_paused: None,
+        is_sleeping: None,
+        sleep_state: None,
+        local_hits: None,
+        external_hits: None,
+        canary: None,
+        still_running: None,
+        clear: None,
+    };
+}
+
+vocabulary! {
+    /// What the event streams showed of a clear, up to the store of a request that fak sent after
+    /// the call: the engine publishes what it owes before that store.
+    Clear {
+        /// Every rank published one.
+        Seen = "seen",
+        /// Some ranks did.
+        Partly = "partly",
+        /// No rank did.
+        Missing = "missing",
+        /// The streams are live, and that store did not come in time.
+        Untold = "untold",
+    }
 }
 
 /// What was observed after the call.
@@ -450,95 +448,6 @@ pub enum Observed {
     Gone,
     /// The engine's state.
     State(State),
-}
-
-/// Why a verdict reads as it does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
-    /// Answered, and observed as asked.
-    Confirmed,
-    /// Noticed, not asked.
-    Noticed,
-    /// A matter of the gateway's alone: a new salt.
-    Isolated,
-    /// Nothing was sent.
-    NotSent(Refusal),
-    /// The engine turned the call away.
-    Refused,
-    /// `success:false`: blocks were in use. Drain and try again.
-    Declined,
-    /// 200 without a body: whether it succeeded is not said.
-    NoBody,
-    /// 5xx or the like.
-    Failed,
-    /// No answer in time.
-    Timeout,
-    /// The connection broke.
-    Cut,
-    /// fak ended between intent and outcome.
-    Unrecorded,
-    /// The body names another state than the one asked for.
-    AnswerMismatch,
-    /// Answered, and nothing could be observed.
-    NotObserved,
-    /// The engine's process is gone.
-    Gone,
-    /// Observed otherwise than answered.
-    Contradicted,
-    /// Hits on a tier that was just dropped, with no store in between.
-    HitsAfterClear,
-    /// Asleep at another level than the one asked for.
-    LevelMismatch,
-    /// A sleep without a level that anybody can name.
-    LevelMissing,
-    /// The sleep failed half-way: paused, memory resident. `resume` recovers.
-    SleepFailedPaused,
-    /// Reported as reset, and the connector still serves the old blocks.
-    NotAchieved,
-    /// The tier was to be kept, and a matching request found nothing in it.
-    TierNotKept,
-    /// Awake after a level 2 sleep, with nothing that says weights were loaded since.
-    WeightsNotProven,
-    /// Awake with the weights from before, and a fixed prompt is not answered as before.
-    CanaryMismatch,
-}
-
-impl Reason {
-    /// The word.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Confirmed => "confirmed",
-            Self::Noticed => "noticed",
-            Self::Isolated => "isolated",
-            Self::NotSent(refusal) => refusal.as_str(),
-            Self::Refused => "refused_by_engine",
-            Self::Declined => "success_false",
-            Self::NoBody => "no_body",
-            Self::Failed => "failed",
-            Self::Timeout => "timeout",
-            Self::Cut => "cut",
-            Self::Unrecorded => "unrecorded",
-            Self::AnswerMismatch => "answer_mismatch",
-            Self::NotObserved => "not_observed",
-            Self::Gone => "gone",
-            Self::Contradicted => "contradicted",
-            Self::HitsAfterClear => "hits_after_clear",
-            Self::LevelMismatch => "level_mismatch",
-            Self::LevelMissing => "level_not_named",
-            Self::SleepFailedPaused => "paused_sleep_failed",
-            Self::NotAchieved => "not_achieved",
-            Self::TierNotKept => "tier_not_kept",
-            Self::WeightsNotProven => "weights_not_proven",
-            Self::CanaryMismatch => "canary_mismatch",
-        }
-    }
-}
-
-impl core::fmt::Display for Reason {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str(self.as_str())
-    }
 }
 
 /// What a witness row says.
@@ -572,6 +481,19 @@ impl Verdict {
     #[must_use]
     pub fn serving(&self) -> bool {
         self.next.phase == Phase::Serving
+    }
+
+    /// The same, where fak holds beliefs of the tiers `believed` alone: of any other it does not
+    /// know that something is preserved.
+    #[must_use]
+    pub fn believing(mut self, believed: TierSet) -> Self {
+        for tier in Tier::ALL.iter().filter(|tier| !believed.has(**tier)) {
+            let kv = self.kv.get_mut(*tier);
+            if *kv == Disposition::Preserved {
+                *kv = Disposition::Unknown;
+            }
+        }
+        self
     }
 
     /// What the action did to `tier`; `None` for a tier that the worker does not have.

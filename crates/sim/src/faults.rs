@@ -22,6 +22,8 @@ pub enum RouteFault {
     /// Answers 200 with `{"success":false}`, as a reset does while blocks are in use. The action
     /// is not carried out.
     Decline,
+    /// Carries the action out as if it had been asked with this query, and answers as for that.
+    As(&'static [(&'static str, &'static str)]),
     /// Answers 200 with `{"success":true}`, as for a connector that cannot reset. The action is not
     /// carried out.
     Pretend,

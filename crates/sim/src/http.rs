@@ -114,6 +114,10 @@ async fn faulty(life: &Arc<Life>, call: Call) -> Answer {
             drop(route(life, call).await);
             empty(StatusCode::OK)
         }
+        Some(RouteFault::As(query)) => {
+            let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+            route(life, Call { query: query.iter().map(owned).collect(), ..call }).await
+        }
         Some(RouteFault::Pretend) => json_answer(StatusCode::OK, &json!({"success": true})),
         Some(RouteFault::Decline) => json_answer(StatusCode::OK, &json!({"success": false})),
         None => route(life, call).await,

@@ -60,10 +60,11 @@ def failure(
     undone = [result for result in workers if result.outcome != "done"]
     message = [read(str, error.get("message"), "error.message")]
     message += [f"{end.worker} {end.outcome}: {end.error or end.reason}" for end in undone]
-    return _kind(status)(
+    code = str(error.get("code", ""))
+    return _kind(status, code)(
         "; ".join(message),
         status=status,
-        code=str(error.get("code", "")),
+        code=code,
         param=read(cast(type[str | None], str | None), error.get("param"), "error.param"),
         row=None if row is None else read(WitnessRow, row, "row"),
         workers=workers,
@@ -71,9 +72,12 @@ def failure(
     )
 
 
-def _kind(status: int) -> type[Answered]:
+def _kind(status: int, code: str) -> type[Answered]:
     if status in (401, 403):
         return Unauthorized
+    # The call was sent, and its worker waits for weights: no repeat loads them.
+    if code == "weights_not_proven":
+        return Failed
     if status == 409:
         return Refused
     return BadRequest if 400 <= status < 500 else Failed

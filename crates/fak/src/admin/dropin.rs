@@ -12,7 +12,7 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse as _, Response};
-use fak_kernel::witness::{Level, Move, Part, Parts, Refusal, Weights};
+use fak_kernel::witness::{Level, Move, Part, Parts, Reason, Refusal, Weights};
 use fak_kernel::{Disposition, Phase};
 use futures_util::future::join_all;
 use http::StatusCode;
@@ -115,8 +115,8 @@ async fn run(
     };
     let acts = workers.iter().map(|worker| act(&state, worker, mv));
     let ends = join_all(acts).await;
-    let endings: Vec<_> = ends.iter().map(|end| end.ending).collect();
-    if let Some(error) = Error::partial(&endings) {
+    let why: Vec<_> = ends.iter().map(|end| (end.ending, end.reason())).collect();
+    if let Some(error) = Error::partial(&why) {
         return partial(&ends, &error);
     }
     let is_partly_asleep = ends.iter().any(|end| end.phase() == Some(Phase::Waking));
@@ -134,6 +134,10 @@ struct End {
 }
 
 impl End {
+    fn reason(&self) -> &str {
+        self.row.as_ref().map_or(Reason::Unrecorded.as_str(), |row| &row.reason)
+    }
+
     fn phase(&self) -> Option<Phase> {
         self.row.as_ref().ok().map(|row| row.phase)
     }
@@ -155,16 +159,18 @@ async fn act(state: &AdminState, worker: &Arc<str>, mv: Move) -> End {
     End { worker: Arc::clone(worker), ending, row }
 }
 
-/// `mv`, with what a wake by these routes says of the weights. Who has their memory awake already
-/// woke it to write into it (so verl, SkyRL and TRL do): what it goes on with are other weights,
-/// loaded by their owner, and nothing that older ones computed may be found again. Who has not has
-/// loaded none, and is not taken at more than its level.
+/// `mv`, with what a wake by these routes says of the weights. Who woke their memory by name did so
+/// to write into it (so verl, SkyRL and TRL do): what it goes on with are other weights, loaded by
+/// their owner, and nothing that older ones computed may be found again. Memory that fak itself
+/// woke, so that weights can be loaded, says nothing: the same call twice proves no more than once.
 fn weighed(state: &AdminState, worker: &str, mv: Move) -> Move {
     let Move::Wake { tags, .. } = mv else { return mv };
     let fleet = state.fleet.snapshot();
-    let awake = fleet.get(worker).map_or(Parts::NONE, |view| view.state.standing.awake);
-    let is_loaded = awake.covers(Parts::of(Part::Weights));
-    Move::Wake { tags, weights: if is_loaded { Weights::Loaded } else { Weights::Unproven } }
+    let is_loaded = fleet.get(worker).is_some_and(|view| view.state.standing.takes_weights);
+    // Who names that memory once more has yet to load them.
+    let is_named = tags == Parts::of(Part::Weights);
+    let weights = if is_loaded && !is_named { Weights::Loaded } else { Weights::Unproven };
+    Move::Wake { tags, weights }
 }
 
 /// Whether what was refused as a repeat is as if it had been done: vLLM answers repeats with
@@ -208,8 +214,11 @@ fn meant(state: &AdminState, worker: Option<&str>) -> Result<Vec<Arc<str>>, Inva
 
 /// Not every worker did as asked.
 fn partial(ends: &[End], error: &Error) -> Response {
-    let mut body = envelope(error.status(), error.message(), None);
-    body["workers"] = ends.iter().map(tell).collect();
+    let told: Vec<Value> = ends.iter().map(tell).collect();
+    let why = told.iter().filter_map(|end| end["error"].as_str());
+    let message = why.fold(error.message().to_owned(), |all, why| format!("{all}; {why}"));
+    let mut body = envelope(error.status(), &message, None);
+    body["workers"] = told.into();
     (error.status(), Json(body)).into_response()
 }
 
@@ -217,6 +226,10 @@ fn tell(end: &End) -> Value {
     let (row, error) = match &end.row {
         Ok(row) if end.ending == Ending::Refused => {
             (json!(row), json!(refusal::with_way_out(row.reason.clone(), row)))
+        }
+        Ok(row) if end.ending == Ending::Failed => {
+            let message = format!("not proven to be done: {}", row.reason);
+            (json!(row), json!(refusal::with_way_on(message, &row.reason)))
         }
         Ok(row) => (json!(row), Value::Null),
         Err(error) => (Value::Null, json!(error.to_string())),

@@ -5,6 +5,7 @@
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
+use fak_kernel::witness::Reason;
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use serde::Serialize;
@@ -35,22 +36,30 @@ impl Error {
         Self::bad("invalid_option", name, message)
     }
 
-    /// An action that ended so, and not as asked.
-    pub(super) fn undone(ending: Ending, message: impl Into<String>) -> Self {
+    /// An action that ended so for this reason, and not as asked. A worker that waits for its
+    /// weights is no 5xx: clients repeat those, and no repeat loads weights.
+    pub(super) fn undone(ending: Ending, reason: &str, message: impl Into<String>) -> Self {
+        let waits = Reason::WeightsNotProven.as_str();
         match ending {
             Ending::Refused => Self::new(StatusCode::CONFLICT, "refused", message),
+            Ending::Failed if reason == waits => Self::new(StatusCode::CONFLICT, waits, message),
             Ending::Done | Ending::Failed => Self::new(StatusCode::BAD_GATEWAY, "failed", message),
         }
     }
 
-    /// An action on several workers; none where all are done. It is refused only where nothing
-    /// failed: then those that are not done are as they were.
-    pub(super) fn partial(endings: &[Ending]) -> Option<Self> {
-        let count = |wanted| endings.iter().filter(|ending| **ending == wanted).count();
-        let (done, of) = (count(Ending::Done), endings.len());
-        let worst = if count(Ending::Failed) > 0 { Ending::Failed } else { Ending::Refused };
-        let error = || Self::undone(worst, format!("done on {done} of {of} workers"));
-        (done < of).then(error)
+    /// An action on several workers, by how and why it ended on each; none where all are done. It
+    /// is refused only where nothing failed: then those that are not done are as they were.
+    pub(super) fn partial(ends: &[(Ending, &str)]) -> Option<Self> {
+        let (done, of) = (ends.iter().filter(|end| end.0 == Ending::Done).count(), ends.len());
+        // What failed otherwise than by waiting for weights outweighs that, and that a refusal.
+        let weight = |(ending, reason): &&(Ending, &str)| match ending {
+            Ending::Done => 0,
+            Ending::Refused => 1,
+            Ending::Failed if *reason == Reason::WeightsNotProven.as_str() => 2,
+            Ending::Failed => 3,
+        };
+        let (ending, reason) = ends.iter().max_by_key(weight).filter(|_| done < of)?;
+        Some(Self::undone(*ending, reason, format!("done on {done} of {of} workers")))
     }
 
     /// A request that cannot be read, and the part of it that is at fault.

@@ -120,6 +120,14 @@ pub struct Failure {
     pub sessions: Vec<String>,
 }
 
+impl Failure {
+    /// Whether a call reached the engine all the same.
+    #[must_use]
+    pub fn is_of_a_sent_call(&self) -> bool {
+        self.row.as_ref().is_some_and(Row::is_sent)
+    }
+}
+
 /// What went wrong, in words.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FailureText {

@@ -59,8 +59,8 @@ impl Verb {
                 &["level", "mode", "keep_tier", "allow_evict", "drain_ms", "holder", "force"]
             }
             Self::Wake => &["tags", "weights", "holder", "force"],
-            Self::Reset => &["external", "running", "holder", "force"],
-            Self::Quarantine => &["flush", "isolate", "holder", "force"],
+            Self::Reset => &["external", "running", "drain_ms", "holder", "force"],
+            Self::Quarantine => &["flush", "isolate", "drain_ms", "holder", "force"],
         }
     }
 

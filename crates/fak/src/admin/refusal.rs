@@ -47,13 +47,26 @@ pub(super) fn with_way_out(message: String, row: &Row) -> String {
 
 /// `message` of an action that is not proven to be done, with the way on where there is one.
 pub(super) fn with_way_on(message: String, reason: &str) -> String {
-    if reason != Reason::WeightsNotProven.as_str() {
-        return message;
-    }
-    format!(
-        "{message}: it waits for its weights; say weights loaded (--weights loaded) once they \
-         are in it, or same (--weights same) if they are those from before"
-    )
+    let hint = match Reason::parse(reason) {
+        Some(Reason::WeightsNotProven) => {
+            "it waits for its weights; say weights loaded (--weights loaded) once they are in it, \
+             or same (--weights same) if they are those from before; by vLLM's own routes, wake \
+             their memory by name (/wake_up?tags=weights), load them, and wake the rest"
+        }
+        Some(Reason::NoEffect) => {
+            "the engine answered that it is done, and requests still run or no cache was cleared; \
+             look at the engine, and ask again"
+        }
+        Some(Reason::ClearNotSeen) => {
+            "the engine answered that it is done, and its event stream did not show the clear in \
+             time; look at the stream (worker status)"
+        }
+        Some(Reason::Declined) => {
+            "blocks were in use; ask again once no other client's request runs"
+        }
+        _ => return message,
+    };
+    format!("{message}: {hint}")
 }
 
 /// Why a tier cannot be kept: an engine that does not know the argument, or a connector that is not

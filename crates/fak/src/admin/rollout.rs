@@ -11,7 +11,7 @@ use axum::body::Bytes;
 use axum::extract::{RawQuery, State};
 use axum::response::{IntoResponse as _, Response};
 use fak_kernel::Phase;
-use fak_kernel::witness::{Level, Mode, Weights};
+use fak_kernel::witness::{Level, Mode, Reason, Weights};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
@@ -164,7 +164,7 @@ fn lost(worker: &str, error: &lifecycle::Error) -> Value {
     json!({
         "worker": worker,
         "outcome": Ending::Failed.as_str(),
-        "reason": "unrecorded",
+        "reason": Reason::Unrecorded.as_str(),
         "error": error.to_string(),
     })
 }
@@ -187,8 +187,11 @@ fn undone(reason: &str) -> String {
 }
 
 fn answer(ends: Vec<(Ending, Value)>) -> Response {
-    let (endings, workers): (Vec<_>, Vec<_>) = ends.into_iter().unzip();
-    match Error::partial(&endings) {
+    let reason = |told: &'_ Value| told["reason"].as_str().unwrap_or_default().to_owned();
+    let reasons: Vec<_> = ends.iter().map(|(ending, told)| (*ending, reason(told))).collect();
+    let why: Vec<_> = reasons.iter().map(|(ending, reason)| (*ending, &**reason)).collect();
+    let workers: Vec<_> = ends.into_iter().map(|(_, told)| told).collect();
+    match Error::partial(&why) {
         None => Json(json!({ "done": true, "workers": workers })).into_response(),
         Some(error) => error.with("done", false).with("workers", workers).into_response(),
     }

@@ -70,11 +70,11 @@ pub(super) fn answer(row: Row) -> Result<Json<Row>, Error> {
         Ending::Done => Ok(Json(row)),
         Ending::Refused => {
             let message = refusal::with_way_out(said("nothing changed"), &row);
-            Err(Error::undone(Ending::Refused, message).with("row", &row))
+            Err(Error::undone(Ending::Refused, &row.reason, message).with("row", &row))
         }
         Ending::Failed => {
             let message = refusal::with_way_on(said("not proven to be done"), &row.reason);
-            Err(Error::undone(Ending::Failed, message).with("row", &row))
+            Err(Error::undone(Ending::Failed, &row.reason, message).with("row", &row))
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use std::io::{self, Write};
 
-use fak_kernel::Tier;
+use fak_kernel::lease::LeaseEvent;
 use fak_kernel::witness::{Row, table};
+use fak_kernel::{Disposition, Tier};
 use serde_json::{Map, Value, json};
 
 use super::Error;
@@ -18,7 +19,8 @@ pub(super) fn print(as_json: bool) -> Result<Exit, Error> {
 }
 
 fn write_json(out: &mut impl Write) -> io::Result<()> {
-    let rows: Vec<Value> = table().map(|row| to_json(&row)).collect();
+    let rows: Vec<Value> =
+        table().map(|row| to_json(&row)).chain(leases().map(lease_json)).collect();
     serde_json::to_writer_pretty(&mut *out, &rows)?;
     writeln!(out)
 }
@@ -41,12 +43,56 @@ fn to_json(row: &Row) -> Value {
     })
 }
 
+/// What happened to a NIXL lease, whether it names blocks, and what becomes of them.
+struct Lease {
+    circumstance: String,
+    kv: Disposition,
+    is_demoted: bool,
+}
+
+/// Each event of a lease that names blocks, and of one that names none.
+fn leases() -> impl Iterator<Item = Lease> {
+    let named = LeaseEvent::ALL.iter().map(|event| (*event, 1, event.to_string()));
+    let unnamed = (LeaseEvent::Granted, 0, "any event, no block named".to_owned());
+    named.chain([unnamed]).map(|(event, blocks, circumstance)| Lease {
+        circumstance,
+        kv: event.kv(blocks),
+        is_demoted: event.demotes(blocks),
+    })
+}
+
+fn lease_json(lease: Lease) -> Value {
+    json!({
+        "action": LEASE,
+        "circumstance": lease.circumstance,
+        "base": false,
+        "sent": "-",
+        "phase": "unchanged",
+        "kv": lease.kv.as_str(),
+        "tiers": { "gpu": lease.kv.as_str() },
+        "warm_demoted": lease.is_demoted,
+        "serving": null,
+    })
+}
+
+fn lease_columns(lease: Lease) -> [String; HEAD.len()] {
+    let demoted = if lease.is_demoted { "gpu" } else { "-" };
+    let kv = lease.kv.as_str();
+    [LEASE, &lease.circumstance, "-", "unchanged", kv, "-", "-", demoted, "with the phase"]
+        .map(str::to_owned)
+}
+
+/// The word of a lease's rows: no action of fak's or of an engine's.
+const LEASE: &str = "lease";
+
 const HEAD: [&str; 9] =
     ["ACTION", "CIRCUMSTANCE", "SENT", "PHASE", "KV", "CPU", "DISK, REMOTE", "DEMOTED", "SERVING"];
 
 fn write_columns(out: &mut impl Write) -> io::Result<()> {
-    let lines: Vec<_> =
-        std::iter::once(HEAD.map(str::to_owned)).chain(table().map(|row| columns(&row))).collect();
+    let lines: Vec<_> = std::iter::once(HEAD.map(str::to_owned))
+        .chain(table().map(|row| columns(&row)))
+        .chain(leases().map(lease_columns))
+        .collect();
     let width = |column: usize| {
         lines.iter().map(|line| line[column].chars().count()).max().unwrap_or_default()
     };
@@ -114,7 +160,34 @@ mod tests {
             ]
         );
         assert!(rows.iter().skip(base.len()).all(|row| row["base"] == false));
-        assert_eq!(rows.len(), table().count());
+        assert_eq!(rows.len(), table().count() + leases().count());
+    }
+
+    #[test]
+    fn the_events_of_a_lease_are_rows_of_their_own_behind_the_actions() {
+        let mut text = Vec::new();
+        write_json(&mut text).expect("a vector takes all");
+        let rows: Vec<Value> = serde_json::from_slice(&text).expect("JSON");
+        let leases: Vec<_> = rows
+            .iter()
+            .skip(table().count())
+            .map(|row| {
+                let told = ["action", "circumstance", "kv"].map(|key| row[key].as_str());
+                (told.map(|word| word.expect("a word")), row["warm_demoted"] == true)
+            })
+            .collect();
+        assert_eq!(
+            leases,
+            [
+                (["lease", "granted", "preserved"], false),
+                (["lease", "heartbeat", "preserved"], false),
+                (["lease", "transferred", "forgotten"], true),
+                (["lease", "aborted", "forgotten"], true),
+                (["lease", "released", "forgotten"], true),
+                (["lease", "expired", "unknown"], true),
+                (["lease", "any event, no block named", "unknown"], true),
+            ]
+        );
     }
 
     #[test]
@@ -127,6 +200,6 @@ mod tests {
             let before: String = line.chars().take(sent).collect();
             assert!(before.ends_with("  "), "{line}");
         }
-        assert_eq!(text.lines().count(), table().count() + 1);
+        assert_eq!(text.lines().count(), table().count() + leases().count() + 1);
     }
 }

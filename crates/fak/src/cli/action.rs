@@ -168,9 +168,12 @@ pub struct Reset<E: Args> {
     /// Drop the connector's tiers as well.
     #[arg(long)]
     pub external: bool,
-    /// Preempt running requests.
+    /// Preempt running requests, instead of waiting for them to end.
     #[arg(long)]
     pub running: bool,
+    /// How long requests may take to end, in milliseconds; where they do not, nothing is done.
+    #[arg(long, value_name = "MS")]
+    pub drain_ms: Option<u64>,
     /// What else.
     #[command(flatten)]
     pub extra: E,
@@ -242,6 +245,7 @@ impl<E: Extra> Action<E> {
             Self::Reset(args) => {
                 flag(&mut options, "external", args.external);
                 flag(&mut options, "running", args.running);
+                number(&mut options, "drain_ms", args.drain_ms);
                 (&args.id, "reset", &args.extra)
             }
         };
@@ -257,15 +261,19 @@ impl Stop {
         }
         flag(to, "keep_tier", self.keep_tier);
         flag(to, "allow_evict", self.allow_evict);
-        if let Some(ms) = self.drain_ms {
-            to.insert("drain_ms".to_owned(), ms.into());
-        }
+        number(to, "drain_ms", self.drain_ms);
     }
 }
 
 pub(super) fn flag(to: &mut Map<String, Value>, name: &str, is_set: bool) {
     if is_set {
         to.insert(name.to_owned(), true.into());
+    }
+}
+
+fn number(to: &mut Map<String, Value>, name: &str, number: Option<u64>) {
+    if let Some(number) = number {
+        to.insert(name.to_owned(), number.into());
     }
 }
 

@@ -89,8 +89,10 @@ impl Error {
         match self {
             Self::Usage(_) | Self::BadAddress(_) | Self::BadKey => Exit::Usage,
             Self::Partial { is_untouched: true, .. } => Exit::Refused,
-            Self::Failed { status, .. } => match status.as_u16() {
+            Self::Failed { status, failure, .. } => match status.as_u16() {
                 400 => Exit::Usage,
+                // The call was sent, and its row says what it did.
+                409 if failure.is_of_a_sent_call() => Exit::Failed,
                 // Nothing was done.
                 401 | 403 | 404 | 409 => Exit::Refused,
                 _ => Exit::Failed,

@@ -11,6 +11,9 @@ use serde_json::Value;
 
 use crate::store::Row;
 
+/// In place of a verdict on the cache.
+const NOT_SENT: &str = "not sent";
+
 /// Columns under a head.
 pub(super) struct Table(comfy_table::Table);
 
@@ -76,18 +79,22 @@ pub(super) fn row(row: &Row, as_json: bool) -> io::Result<()> {
         let text = serde_json::to_string(row).map_err(io::Error::other)?;
         return write(&format!("{text}\n"));
     }
-    let line = format!(
-        "#{} {} {} on {}: {}, kv {} ({}), {}",
-        row.seq,
-        row.at,
-        action(row),
-        row.worker,
-        row.phase,
-        row.kv,
-        tiers(row),
-        row.reason
-    );
-    write(&format!("{}\n", visible(&line)))
+    write(&format!("{}\n", visible(&line_of(row))))
+}
+
+fn line_of(row: &Row) -> String {
+    let Row { seq, at, worker, phase, reason, .. } = row;
+    let kv = match row.is_sent() {
+        true => format!("kv {} ({})", row.kv, tiers(row)),
+        false => NOT_SENT.to_owned(),
+    };
+    format!("#{seq} {at} {} on {worker}: {phase}, {kv}, {reason}", action(row))
+}
+
+/// What a row's action did to the gpu tier. A row of what was not sent repeats what was believed
+/// before it, which is no news of the cache.
+pub(super) fn kv(row: &Row) -> String {
+    if row.is_sent() { row.kv.to_string() } else { NOT_SENT.to_owned() }
 }
 
 /// Prints texts, one a line.
@@ -103,8 +110,11 @@ pub(super) fn action(row: &Row) -> String {
     }
 }
 
-/// `gpu forgotten, cpu preserved`.
+/// `gpu forgotten, cpu preserved`; a dash for what was not sent.
 pub(super) fn tiers(row: &Row) -> String {
+    if !row.is_sent() {
+        return or_dash(None::<String>);
+    }
     let tiers = row.tiers.0.iter().map(|(tier, kv)| format!("{tier} {kv}"));
     tiers.collect::<Vec<_>>().join(", ")
 }

@@ -93,7 +93,7 @@ pub async fn list(args: &LsArgs, client: &Client) -> Result<Exit, Error> {
             table::or_dash(row.session.as_ref()),
             table::action(row),
             row.phase.to_string(),
-            row.kv.to_string(),
+            table::kv(row),
             table::tiers(row),
             row.evidence.to_string(),
             row.reason.clone(),

@@ -52,6 +52,17 @@ pub struct Marker {
     pub tokens: Vec<u32>,
 }
 
+/// What a rank's stream has shown of clears.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Clear events that were taken in, in order.
+    pub clears: u64,
+    /// How often the stream's order broke off: what came after may not follow what came before.
+    pub breaks: u64,
+    /// Since the last [`Fold::watch`]: the clears that came before the store watched for.
+    pub clears_before: Option<u64>,
+}
+
 /// One rank's fold.
 pub struct Fold {
     rank: Rank,
@@ -61,6 +72,9 @@ pub struct Fold {
     media: Media,
     limits: kv::Limits,
     marker: Option<Marker>,
+    /// The tokens of a store that is watched for.
+    watched: Option<Vec<u32>>,
+    tally: Tally,
     /// The rank that the stream's first batch named. Its number is the engine's own, which is not
     /// the source's where each rank is a server of its own.
     named_rank: Option<u32>,
@@ -85,6 +99,8 @@ impl Fold {
             media: Media::default(),
             limits: kv::Limits::default(),
             marker: None,
+            watched: None,
+            tally: Tally::default(),
             named_rank: None,
             recorder,
             name,
@@ -122,6 +138,19 @@ impl Fold {
     /// From now on a store of the marker's tokens is taken for the marker's.
     pub fn expect(&mut self, marker: Marker) {
         self.marker = Some(marker);
+    }
+
+    /// From now on the store of a prompt that begins with `tokens` is watched for, whatever its
+    /// blocks count for.
+    pub fn watch(&mut self, tokens: Vec<u32>) {
+        self.watched = Some(tokens);
+        self.tally.clears_before = None;
+    }
+
+    /// What the stream has shown of clears.
+    #[must_use]
+    pub fn tally(&self) -> Tally {
+        self.tally
     }
 
     /// How far the rank's beliefs can be relied on.
@@ -183,7 +212,7 @@ impl Fold {
     fn marker_in(&self, batch: &kv::Batch) -> Option<u64> {
         let marker = self.marker.as_ref()?;
         let is_it = |event: &kv::Event| match event {
-            kv::Event::Stored(s) => s.parent.is_none() && s.tokens.starts_with(&marker.tokens),
+            kv::Event::Stored(stored) => begins_with(stored, &marker.tokens),
             kv::Event::Removed(_) | kv::Event::Cleared => false,
         };
         batch.events.iter().any(is_it).then_some(marker.id)
@@ -196,6 +225,7 @@ impl Fold {
             Event::ReplayEnd { .. } | Event::ReplayFailed { .. } => (None, Origin::Replay),
             _ => (None, Origin::None),
         };
+        self.tally.breaks += u64::from(breaks_order(event));
         let effects = self.rank.step(event);
         let mut batch = batch;
         let mut asks = Vec::new();
@@ -234,8 +264,10 @@ impl Fold {
                 Effect::Reconnect => asks.push(Ask::Reconnect),
                 Effect::Mark { id } => asks.push(Ask::Mark { id }),
                 Effect::Note(note) => {
-                    if let Note::Gap { lost } = note {
-                        self.recorder.gap(&self.name, lost);
+                    match note {
+                        Note::Gap { lost } => self.recorder.gap(&self.name, lost),
+                        Note::GapNotClosed | Note::NewLife => self.tally.breaks += 1,
+                        Note::GapClosed | Note::ClearUnexplained { .. } | Note::Settled => {}
                     }
                     asks.push(Ask::Tell(note));
                 }
@@ -251,6 +283,10 @@ impl Fold {
                 kv::Event::Stored(stored) => {
                     let store = store(stored, self.media.tier(stored.medium.as_deref()));
                     self.index.store(self.id, &store, take.gain);
+                    let is_watched = |tokens: &Vec<u32>| begins_with(stored, tokens);
+                    if self.watched.take_if(|tokens| is_watched(tokens)).is_some() {
+                        self.tally.clears_before = Some(self.tally.clears);
+                    }
                     recorder::Event {
                         kind: Kind::Stored,
                         tier: Some(store.tier),
@@ -269,6 +305,7 @@ impl Fold {
                     }
                 }
                 kv::Event::Cleared => {
+                    self.tally.clears += 1;
                     let cause = self.clear(take, origin);
                     recorder::Event { kind: Kind::Cleared, tier: None, cause, blocks: 0 }
                 }
@@ -285,6 +322,21 @@ impl Fold {
             }
         }
         if take.explained { Cause::OwnAction } else { Cause::Unexplained }
+    }
+}
+
+/// Whether it stores the first block of a prompt that begins with `tokens`.
+fn begins_with(stored: &Stored, tokens: &[u32]) -> bool {
+    stored.parent.is_none() && stored.tokens.starts_with(tokens)
+}
+
+/// Whether what comes after `event` may not follow what came before.
+fn breaks_order(event: Event) -> bool {
+    match event {
+        Event::Connected | Event::Disconnected | Event::NoBatch => true,
+        Event::NewIncarnation | Event::Lost => true,
+        Event::Live(head) | Event::ReplayBatch { head, .. } => !head.readable,
+        _ => false,
     }
 }
 

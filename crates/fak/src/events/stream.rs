@@ -19,7 +19,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 use super::Item;
 use super::discover::Source;
 use super::endpoint::Endpoint;
-use super::fold::{Ask, Fold, Marker};
+use super::fold::{Ask, Fold, Marker, Tally};
 use super::recorder::{self, Recorder};
 use super::replay::{self, Replay};
 use super::zmq::{Options, Subscription};
@@ -50,11 +50,14 @@ pub struct Status {
     pub marker: Option<u64>,
     /// Connections made so far: each may be to another process.
     pub connections: u64,
+    /// What it has shown of clears.
+    pub tally: Tally,
 }
 
 enum Command {
     Fact { event: Event, done: oneshot::Sender<()> },
     Expect(Marker),
+    Watch { tokens: Vec<u32>, done: oneshot::Sender<()> },
 }
 
 /// The other parts' hold on a rank's stream; cheap to clone.
@@ -106,6 +109,17 @@ impl Handle {
     /// [`Ended`].
     pub async fn expect(&self, marker: Marker) -> Result<(), Ended> {
         self.commands.send(Command::Expect(marker)).await.map_err(|_| Ended)
+    }
+
+    /// Watches for the store of a prompt that begins with `tokens`; once it returns, [`Tally`]
+    /// tells of that store alone. To be called before its request is sent.
+    ///
+    /// # Errors
+    /// [`Ended`].
+    pub async fn watch(&self, tokens: Vec<u32>) -> Result<(), Ended> {
+        let (done, is_done) = oneshot::channel();
+        self.commands.send(Command::Watch { tokens, done }).await.map_err(|_| Ended)?;
+        is_done.await.map_err(|_| Ended)
     }
 
     /// Waits until the status satisfies `wanted`.
@@ -214,6 +228,14 @@ impl Stream {
                 self.fold.expect(marker);
                 Vec::new()
             }
+            Command::Watch { tokens, done } => {
+                self.fold.watch(tokens);
+                let marker = self.status.borrow().marker;
+                self.status.send_replace(status_of(&self.fold, marker, self.connections));
+                // Whoever asked may have gone; nothing depends on it.
+                let _ = done.send(());
+                Vec::new()
+            }
         }
     }
 
@@ -281,6 +303,7 @@ fn status_of(fold: &Fold, marker: Option<u64>, connections: u64) -> Status {
         last_seq: fold.last_seq(),
         marker: marker.filter(|_| !is_settled),
         connections,
+        tally: fold.tally(),
     }
 }
 

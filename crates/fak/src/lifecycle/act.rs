@@ -3,21 +3,26 @@
 //! Invariant: the order of the whole part: door, drain, intent, beliefs, call, look, outcome; and
 //! what is refused is written as not sent, with what would help.
 
+use std::fmt;
 use std::sync::Arc;
 
+use fak_index::Index;
 use fak_kernel::rank::Event;
 use fak_kernel::witness::{
-    Answer, Call, Mode, Move, Observed, Plan, Quarantine, Reason, Refusal, Seen, State, judge, plan,
+    Answer, Call, Clear, Mode, Move, Observed, Plan, Quarantine, Reason, Refusal, Seen, State,
+    Verdict, judge, plan,
 };
-use fak_kernel::{Evidence, Phase};
+use fak_kernel::{Disposition, Evidence, Phase, TierSet};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::canary::{self, Asks};
+use super::effect::Made;
 use super::owner::Owner;
 use super::planted::Planted;
 use super::probe::Look;
-use super::rows::{new_intent, outcome, told};
+use super::proof::{self, Proof};
+use super::rows::{believed, new_intent, outcome, told};
 use super::unwritten::Unwritten;
 use super::{Error, Request, translate, weights};
 use crate::events::stream::Handle;
@@ -25,11 +30,18 @@ use crate::fleet::{self, Fleet};
 use crate::store::{NewIntent, Row, Store};
 
 /// Writes rows for actions that never reach the owner.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Refuser {
     pub(super) fleet: Fleet,
     pub(super) store: Store,
+    pub(super) index: Arc<Index>,
     pub(super) worker: Arc<str>,
+}
+
+impl fmt::Debug for Refuser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refuser").field("worker", &self.worker).finish_non_exhaustive()
+    }
 }
 
 impl Refuser {
@@ -53,6 +65,8 @@ impl Refuser {
         let fleet::State { standing, capabilities, .. } = &*view.state;
         let answer = Answer::NotSent(why);
         let verdict = judge(request.mv, capabilities, standing, answer, &Observed::Nothing);
+        let ranks = view.state.ranks.iter().map(|rank| rank.id);
+        let verdict = verdict.believing(believed(&self.index, ranks));
         let intent = NewIntent {
             worker: self.worker.to_string(),
             incarnation: view.state.incarnation.as_deref().map(str::to_owned),
@@ -106,6 +120,7 @@ impl Owner {
                 if !self.drained(&request).await {
                     return self.refuse(&request, Refusal::DrainTimeout, &look).await;
                 }
+                self.heard_before(intent).await;
                 self.call(&request, &calls, intent, With::default()).await?
             }
         };
@@ -160,11 +175,15 @@ impl Owner {
         is_others && !request.force && request.mv != Move::Quarantine(Quarantine::Isolate)
     }
 
-    /// Waits for requests in flight where the action's mode lets them end; false if they did not in
-    /// time.
+    /// Waits for requests in flight where the action's mode lets them end, or where it is about the
+    /// cache that they were promised; false if they did not in time. A reset that preempts them
+    /// does not wait: that is what it is for.
     pub(super) async fn drained(&self, request: &Request) -> bool {
         match request.mv {
-            Move::Pause { mode: Mode::Wait, .. } | Move::Sleep { mode: Mode::Wait, .. } => {
+            Move::Pause { mode: Mode::Wait, .. }
+            | Move::Sleep { mode: Mode::Wait, .. }
+            | Move::Reset { running: false, .. }
+            | Move::Quarantine(Quarantine::Flush) => {
                 timeout(request.drain, self.worker.door.empty()).await.is_ok()
             }
             _ => true,
@@ -191,6 +210,8 @@ impl Owner {
     ) -> Result<Row, Error> {
         let fleet::State { standing, capabilities, .. } = &self.state;
         let verdict = judge(request.mv, capabilities, standing, Answer::NotSent(why), observed);
+        let verdict = verdict.believing(self.believed());
+        self.state.standing = verdict.next;
         let asked = self.refusal_json(why);
         let intent = self.new_intent(request.mv, request.session.clone(), asked);
         let outcome = self.outcome(&verdict, Value::Null, shown);
@@ -231,6 +252,7 @@ impl Owner {
         };
         // What happened before it stands before it.
         self.backlog.flush(&self.config.store, &self.worker.id).await?;
+        let before = self.clear_to_see(request.mv, intent);
         let seq = self.config.store.intent(new).await?;
         self.tell(intent).await;
         let epoch = self.state.weights_epoch;
@@ -240,35 +262,24 @@ impl Owner {
             self.publish_standing();
         }
         self.begin_rest(request.mv);
-        let (answer, answered) = self.make(calls).await;
-        let (observation, metrics) = self.worker.engine.observe_and_scrape().await;
-        let (mut observed, mut shown) = translate::seen(&observation);
-        let before = self.state.metrics.as_deref();
-        shown["requests"] = translate::requests_json(before, metrics.as_ref().ok());
+        let mut made = self.make_and_look(request, calls).await;
+        let proof = self.prove(before.as_ref(), &mut made).await;
         if let Some(check) = with.check {
-            self.check(check, &mut observed, &mut shown).await;
+            self.check(check, &mut made.observed, &mut made.shown).await;
         }
         let fleet::State { standing, capabilities, .. } = &self.state;
-        let verdict = judge(request.mv, capabilities, standing, answer, &observed);
-        self.tell(Event::Outcome { kv: verdict.kv, clears: verdict.owes_clear }).await;
-        self.state.standing = verdict.next;
-        self.end_rest();
-        if let (Move::Sleep { level, .. }, Reason::Confirmed) = (request.mv, verdict.reason) {
-            self.slept = level;
-        }
+        let verdict = judge(request.mv, capabilities, standing, made.answer, &made.observed);
+        self.tell_outcome(&verdict, made.answer, &proof).await;
+        self.unseen_clear = before.filter(|_| waits_for_clear(request.mv, &verdict));
         if verdict.evidence == Evidence::NotSent {
             self.state.weights_epoch = epoch;
         }
-        let is_contradicted = match with.version {
-            Some(version) if verdict.serving() => self.state_version(version),
-            None if verdict.serving() && may_change => {
-                self.forget_version();
-                false
-            }
-            _ => false,
+        let is_contradicted = self.take_verdict(request.mv, &verdict, may_change, with.version);
+        let verdict = match verdict.evidence {
+            Evidence::NotSent => verdict.believing(self.believed()),
+            _ => verdict,
         };
-        self.publish_standing();
-        let outcome = self.outcome(&verdict, answered, shown);
+        let outcome = self.outcome(&verdict, made.answered, made.shown);
         let outcome = Unwritten::Outcome(seq, Box::new(outcome));
         let row = self.backlog.write(&self.config.store, &self.worker.id, outcome).await?;
         self.state.last_witness = Some(row.seq);
@@ -294,6 +305,99 @@ impl Owner {
         self.keep_at_rest(self.state.pace.is_kept_at_rest && !is_over);
     }
 
+    /// What holds from a verdict on; whether the engine names another version than the caller.
+    fn take_verdict(
+        &mut self,
+        mv: Move,
+        verdict: &Verdict,
+        may_change: bool,
+        version: Option<&str>,
+    ) -> bool {
+        self.state.standing = verdict.next;
+        self.end_rest();
+        if let (Move::Sleep { level, .. }, Reason::Confirmed) = (mv, verdict.reason) {
+            self.slept = level;
+        }
+        let is_contradicted = match version {
+            Some(version) if verdict.serving() => self.state_version(version),
+            None if verdict.serving() && may_change => {
+                self.forget_version();
+                false
+            }
+            _ => false,
+        };
+        self.publish_standing();
+        is_contradicted
+    }
+
+    /// Waits until the streams of a worker that serves can show the clear that `intent` announces:
+    /// something before it may not have settled yet.
+    async fn heard_before(&self, intent: Event) {
+        let clears = matches!(intent, Event::Intent { clear: Some(_), .. });
+        if clears && self.state.phase() == Phase::Serving {
+            self.settle().await;
+            self.exact().await;
+        }
+    }
+
+    /// What the streams show before a call whose clear they can show after it: its own, or that of
+    /// a pause before it.
+    fn clear_to_see(&mut self, mv: Move, intent: Event) -> Option<proof::Before> {
+        match (mv, intent) {
+            (Move::Resume, _) => self.unseen_clear.take(),
+            (_, Event::Intent { clear: Some(_), .. }) => self.before_clear(),
+            _ => None,
+        }
+    }
+
+    /// Takes what the streams show of a clear into what was observed of an engine that serves.
+    async fn prove(&self, before: Option<&proof::Before>, made: &mut Made) -> Proof {
+        let seen = Seen::read(&made.observed, &self.state.capabilities);
+        let is_answered = matches!(made.answer, Answer::Ok | Answer::NoBody | Answer::Success(_));
+        let (Some(before), Observed::State(state), true) =
+            (before, &mut made.observed, is_answered)
+        else {
+            return Proof::default();
+        };
+        if seen != Seen::Serving {
+            return Proof::default();
+        }
+        let proof = self.clear_since(before).await;
+        state.clear = proof.clear;
+        made.shown["clear"] = json!(proof.clear.map(Clear::as_str));
+        proof
+    }
+
+    /// Tells each rank what became of its cache. Of a reset that the engine does not say to have
+    /// done, ranks may differ: the idle ones are wiped (0.32.0, observed).
+    async fn tell_outcome(&self, verdict: &Verdict, answer: Answer, proof: &Proof) {
+        for (place, rank) in self.ranks.iter().enumerate() {
+            let shown = proof.of_rank(place);
+            let own = shown.filter(|_| {
+                verdict.serving() && matches!(answer, Answer::Success(false) | Answer::NoBody)
+            });
+            let mut kv = verdict.kv;
+            match own {
+                Some(true) => kv.gpu = Disposition::Forgotten,
+                Some(false) if verdict.reason == Reason::Declined => {
+                    kv.gpu = Disposition::Preserved;
+                }
+                Some(false) | None => {}
+            }
+            let clears = own.unwrap_or(verdict.owes_clear);
+            // A stream that has ended believes nothing any more.
+            let _ = rank.tell(Event::Outcome { kv, clears }).await;
+        }
+    }
+
+    /// The tiers of which anything is believed.
+    pub(super) fn believed(&self) -> TierSet {
+        if self.recovery.is_pending() {
+            return TierSet::NONE;
+        }
+        believed(&self.config.sink.index, self.ranks.iter().map(Handle::id))
+    }
+
     /// Asks an engine that is awake what it answers, for the verdict and for the row.
     pub(super) async fn check(&self, check: &Check, observed: &mut Observed, shown: &mut Value) {
         let seen = Seen::read(observed, &self.state.capabilities);
@@ -317,19 +421,13 @@ impl Owner {
         let ranks = self.ranks.iter().filter_map(local).collect();
         canary::Target { engine: &self.worker.engine, models: &self.state.models, ranks }
     }
+}
 
-    /// Makes the calls up to the first that does not succeed.
-    async fn make(&self, calls: &[Call]) -> (Answer, Value) {
-        let mut last = (Answer::Ok, Value::Null);
-        for call in calls {
-            let called = self.worker.engine.ask(&translate::control(*call)).await;
-            last = (translate::answer(*call, &called), translate::answered_json(&called));
-            if !matches!(last.0, Answer::Ok | Answer::Success(true)) {
-                break;
-            }
-        }
-        last
-    }
+/// Whether the clear that a confirmed action owes can be seen later alone: a paused engine takes no
+/// step.
+fn waits_for_clear(mv: Move, verdict: &Verdict) -> bool {
+    let is_stopped = verdict.phase() == Phase::Paused;
+    is_stopped && verdict.owes_clear && matches!(mv, Move::Pause { .. } | Move::Reset { .. })
 }
 
 /// What becomes of a request.

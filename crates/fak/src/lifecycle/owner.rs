@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fak_kernel::rank::{Event, Note};
 use fak_kernel::vocab::PerTier;
-use fak_kernel::witness::{Answer, Level, Move, Observed, Verdict, judge};
+use fak_kernel::witness::{Answer, Level, Move, Observed, Reason, Verdict, judge};
 use fak_kernel::{Disposition, Phase};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -24,7 +24,7 @@ use super::sources::Followed;
 use super::twins::Twins;
 use super::unwritten::{Backlog, Unwritten};
 use super::version::Versions;
-use super::weights;
+use super::{proof, weights};
 use crate::engine;
 use crate::events::blind;
 use crate::events::discover::Source;
@@ -103,6 +103,10 @@ pub struct Owner {
     pub(super) is_ending: bool,
     /// The level of the sleep that fak put it into, while it lasts.
     pub(super) slept: Option<Level>,
+    /// What the streams showed before a pause whose clear was not seen yet.
+    pub(super) unseen_clear: Option<proof::Before>,
+    /// Something was noticed of it in fak's life.
+    pub(super) has_joined: bool,
     /// Until it has ended, nobody is shown the ranks.
     pub(super) recovery: Recovery,
     /// The ledger was asked what the fak before left.
@@ -153,6 +157,8 @@ impl Owner {
             is_recalled: false,
             is_ending: false,
             slept: None,
+            unseen_clear: None,
+            has_joined: false,
             recovery: Recovery::default(),
             has_inherited: false,
             backlog: Backlog::default(),
@@ -162,7 +168,8 @@ impl Owner {
     pub(super) fn refuser(&self) -> Refuser {
         let Config { fleet, store, .. } = &self.config;
         let (fleet, store) = (fleet.clone(), store.clone());
-        Refuser { fleet, store, worker: Arc::clone(&self.worker.id) }
+        let index = Arc::clone(&self.config.sink.index);
+        Refuser { fleet, store, index, worker: Arc::clone(&self.worker.id) }
     }
 
     /// Owns the worker until told to stop. An action that runs then is brought to its end first.
@@ -303,7 +310,8 @@ impl Owner {
         self.see_version(look, is_other_life).await;
         if let Some((observed, shown)) = self.drifted(&look.observation).await {
             // Where the row is not written it waits.
-            let _ = self.notice_as(Move::Drift, &observed, shown).await;
+            let mv = if self.has_joined { Move::Drift } else { Move::Join };
+            let _ = self.notice_as(mv, &observed, shown).await;
         }
         self.watch_for_blindness(look);
         if let (Some(metrics), Phase::Serving) = (&look.metrics, self.state.phase()) {
@@ -362,7 +370,7 @@ impl Owner {
         let verdict = self.judge_noticed(Move::Gap, &Observed::Nothing);
         self.tell(Event::Distrust { kv: verdict.kv }).await;
         let seen = json!({ "claimed_tokens": claimed, "cached_tokens": cached });
-        let reason = "contradicted".to_owned();
+        let reason = Reason::Contradicted.as_str().to_owned();
         let outcome = Outcome { reason, ..self.outcome(&verdict, Value::Null, seen) };
         let intent = self.new_intent(Move::Gap, None, Value::Null);
         // Where it is not written it waits; what it tells holds all the same.
@@ -400,13 +408,13 @@ impl Owner {
         observed: &Observed,
         shown: Value,
     ) -> Result<Row, store::Error> {
-        let is_first = weights::is_first(&self.state.standing);
+        self.has_joined = true;
         let verdict = self.judge_noticed(mv, observed);
         match mv {
             Move::Restart => self.tell(Event::NewIncarnation).await,
             Move::Lost => self.tell(Event::Lost).await,
             // Of an engine that is first met awake nothing is believed yet that could be false.
-            _ if is_first && verdict.serving() => {}
+            Move::Join if verdict.serving() => {}
             _ => self.tell(Event::Distrust { kv: verdict.kv }).await,
         }
         if verdict.next.phase != self.state.standing.phase {

@@ -10,6 +10,7 @@ use fak_wire::metrics::{Signals, Snapshot};
 use serde_json::Value;
 
 use crate::engine::{Control, Data, Engine, Observation, Outgoing, Seen};
+use crate::store;
 
 /// What one look brought.
 #[derive(Debug)]
@@ -28,7 +29,10 @@ impl Look {
             engine.read(Control::WeightInfo),
             is_dead(engine),
         );
-        let version = |body: &Value| Some(body.get("weight_version")?.as_str()?.into());
+        let version = |body: &Value| {
+            let told = body.get("weight_version")?.as_str()?;
+            Some(Arc::from(&*store::fitting_name(told)))
+        };
         Self {
             observation,
             metrics: metrics.ok().map(Arc::new),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use fak_index::Index;
 use fak_kernel::rank::Trust;
+use fak_kernel::witness::Reason;
 use fak_kernel::{Action, Disposition, Evidence, Phase};
 use futures_util::future::join_all;
 use tokio::time::timeout;
@@ -113,7 +114,7 @@ impl Doubt {
             if row.evidence == Evidence::NotSent || !row.warm_demoted {
                 continue;
             }
-            if row.action == Action::Weights || row.reason == "contradicted" {
+            if row.action == Action::Weights || row.reason == Reason::Contradicted.as_str() {
                 return Self::Cold;
             }
             if may_owe(row) {
@@ -131,7 +132,7 @@ impl Doubt {
 fn may_owe(row: &Row) -> bool {
     match row.action {
         Action::Restart | Action::Lost | Action::Gap | Action::Weights => false,
-        Action::Drift => row.phase != Phase::Serving,
+        Action::Join | Action::Drift => row.phase != Phase::Serving,
         Action::Pause | Action::Resume | Action::Sleep => true,
         Action::Wake | Action::Reset | Action::Quarantine => true,
     }
@@ -189,8 +190,8 @@ mod tests {
     #[test]
     fn what_was_dropped_in_this_life_is_in_doubt() {
         assert_eq!(of(&[]), Doubt::None);
-        assert_eq!(of(&[row(Action::Drift)]), Doubt::None, "it was met awake");
-        assert_eq!(of(&[row(Action::Drift), row(Action::Reset)]), Doubt::Owed);
+        assert_eq!(of(&[row(Action::Join)]), Doubt::None, "it was met awake");
+        assert_eq!(of(&[row(Action::Join), row(Action::Reset)]), Doubt::Owed);
         let refused = Row { evidence: Evidence::NotSent, ..row(Action::Reset) };
         assert_eq!(of(&[refused]), Doubt::None);
         let preserving = Row { warm_demoted: false, ..row(Action::Pause) };

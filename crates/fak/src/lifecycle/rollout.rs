@@ -194,11 +194,12 @@ impl Owner {
         let running = self.quiet(within).await?;
         let is_free = self.state.phase() == Phase::Sleeping && running == Some(0);
         let (ending, reason) = match running {
-            _ if is_free => (Ending::Done, "confirmed".to_owned()),
-            _ if self.state.phase() != Phase::Sleeping => (Ending::Failed, "drift".to_owned()),
-            Some(_) => (Ending::Failed, "requests_running".to_owned()),
-            None => (Ending::Failed, "running_not_told".to_owned()),
+            _ if is_free => (Ending::Done, Reason::Confirmed),
+            _ if self.state.phase() != Phase::Sleeping => (Ending::Failed, Reason::Contradicted),
+            Some(_) => (Ending::Failed, Reason::RequestsRunning),
+            None => (Ending::Failed, Reason::RunningNotTold),
         };
+        let reason = reason.as_str().to_owned();
         Ok(Begun { ending, reason, running, ..self.not_begun(row) })
     }
 
@@ -312,7 +313,7 @@ impl Owner {
         if self.state.phase() == Phase::Serving && is_reachable && is_progressing {
             return Ok(ended);
         }
-        Ok((Ending::Failed, "not_serving".to_owned()))
+        Ok((Ending::Failed, Reason::NotServing.as_str().to_owned()))
     }
 
     /// The row of what was sent for `request`, or of why nothing was.
@@ -321,6 +322,9 @@ impl Owner {
             Planned::Refused(row) => Ok(*row),
             Planned::Ready { request, calls, intent } => {
                 self.worker.door.shut();
+                if !self.drained(&request).await {
+                    return self.refuse(&request, Refusal::DrainTimeout, look).await;
+                }
                 self.call(&request, &calls, intent, with).await
             }
         }
@@ -365,7 +369,7 @@ impl Owner {
         {
             let row = self.notice_as(Move::Drift, &observed, shown).await?;
             rows.push(row);
-            return Ok((Ending::Failed, "canary_mismatch".to_owned()));
+            return Ok((Ending::Failed, Reason::CanaryMismatch.as_str().to_owned()));
         }
         let request = end.request(end.mv());
         rows.push(self.refuse_as(&request, Refusal::AlreadyAwake, &observed, shown).await?);

@@ -2,8 +2,9 @@
 //!
 //! Invariant: what the ledger shows of a verdict is the verdict's own; nothing is judged here.
 
-use fak_kernel::witness::{Level, Move, Verdict};
-use fak_kernel::{Evidence, Tier};
+use fak_index::{Index, RankId, Stats};
+use fak_kernel::witness::{Level, Move, Reason, Verdict};
+use fak_kernel::{Action, Evidence, Tier, TierSet};
 use serde_json::Value;
 
 use crate::fleet::State;
@@ -53,6 +54,17 @@ pub(super) fn outcome(
     }
 }
 
+/// The tiers on which blocks of these ranks are proven.
+pub(super) fn believed(index: &Index, ranks: impl Iterator<Item = RankId>) -> TierSet {
+    let has = |stats: &Stats, tier: Tier| stats.blocks.get(tier) > stats.pending.get(tier);
+    let of = |id| {
+        let stats = index.stats(id);
+        let tiers = Tier::ALL.iter().copied();
+        tiers.filter(|tier| !stats.is_suspended && has(&stats, *tier)).collect()
+    };
+    ranks.map(of).fold(TierSet::NONE, TierSet::with)
+}
+
 /// How an action ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -70,8 +82,10 @@ impl Ending {
     /// engine was seen to stand as before.
     #[must_use]
     pub fn of(row: &Row) -> Self {
-        match row.reason.as_str() {
-            "confirmed" | "isolated" => Self::Done,
+        match Reason::parse(&row.reason) {
+            Some(Reason::Confirmed | Reason::Isolated) => Self::Done,
+            // The engine goes on; what had no effect was the clear of the pause before.
+            Some(Reason::NoEffect) if row.action == Action::Resume && row.serving => Self::Done,
             _ if row.evidence == Evidence::NotSent => Self::Refused,
             _ => Self::Failed,
         }

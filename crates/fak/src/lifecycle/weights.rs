@@ -5,7 +5,7 @@
 //! the row of that move as their epoch. A restart of fak does not make it forget.
 
 use fak_kernel::TierSet;
-use fak_kernel::witness::{Move, Standing, Weights};
+use fak_kernel::witness::{Move, Parts, Standing, Weights};
 
 use super::owner::Owner;
 use super::probe::Look;
@@ -28,12 +28,18 @@ impl Owner {
                 stale: TierSet::ALL,
                 weights_proven: row.serving,
                 suspect: false,
+                awake: Parts::NONE,
+                takes_weights: false,
                 weights_epoch: Some(row.seq),
             });
-            let store::Standing { stale, weights_proven, suspect, weights_epoch } = left;
+            let store::Standing { stale, weights_proven, suspect, takes_weights, .. } = left;
             let now = self.state.standing;
-            self.state.standing = Standing { stale, weights_proven, suspect, ..now };
-            self.state.weights_epoch = weights_epoch;
+            // Whether all of it is awake shows; which part of it is does not.
+            let is_whole = left.awake.covers(Parts::MEMORY);
+            let awake = if is_whole { Parts::NONE } else { left.awake };
+            self.state.standing =
+                Standing { stale, weights_proven, suspect, takes_weights, awake, ..now };
+            self.state.weights_epoch = left.weights_epoch;
             self.state.incarnation = row.incarnation.map(Into::into);
             if let Some(version) = row.weight_version {
                 self.state_version(&version);
@@ -55,9 +61,9 @@ impl Owner {
 
     /// What a later fak would find of this standing.
     pub(super) fn standing_for_ledger(&self, standing: &Standing) -> store::Standing {
-        let Standing { stale, weights_proven, suspect, .. } = *standing;
+        let Standing { stale, weights_proven, suspect, awake, takes_weights, .. } = *standing;
         let weights_epoch = self.state.weights_epoch;
-        store::Standing { stale, weights_proven, suspect, weights_epoch }
+        store::Standing { stale, weights_proven, suspect, awake, takes_weights, weights_epoch }
     }
 
     /// Takes in the version that the engine tells.
@@ -104,12 +110,6 @@ pub(super) fn unnumbered_epoch() -> u64 {
     1 << 52 | fastrand::u64(..1 << 52)
 }
 
-/// Whether nothing was noticed of a worker yet, whatever the ledger left of it.
-pub(super) fn is_first(standing: &Standing) -> bool {
-    let Standing { stale, weights_proven, suspect, .. } = Standing::UNOBSERVED;
-    Standing { stale, weights_proven, suspect, ..*standing } == Standing::UNOBSERVED
-}
-
 /// Whether `mv` puts other weights in place of those that a worker of this standing has, or may.
 pub(super) fn may_change(mv: Move, before: &Standing) -> bool {
     match mv {
@@ -124,7 +124,6 @@ pub(super) fn may_change(mv: Move, before: &Standing) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fak_kernel::witness::Parts;
 
     #[test]
     fn a_wake_changes_weights_unless_they_are_the_same_or_were_never_dropped() {

@@ -3,13 +3,18 @@
 //! Invariant: whatever passes here is stored by both databases, and is read back as it was; only
 //! JSON may be cut, and what is left of it says so.
 
+use std::borrow::Cow;
+
 use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::Error;
 
 /// Bytes of a worker's, session's or incarnation's name, of a weight version and of a salt.
 /// PostgreSQL's index entries end at 2704.
 pub const NAME_BYTES_MAX: usize = 1024;
+/// Bytes of a name that are shown of a longer one.
+const SHOWN_BYTES_MAX: usize = 256;
 /// Bytes of a reason.
 pub const REASON_BYTES_MAX: usize = 4096;
 /// Bytes of one JSON column: 1000 rows of three stay below 48 MiB.
@@ -28,6 +33,26 @@ pub(super) fn name_of<'a>(
     text: &'a Option<String>,
 ) -> Result<Option<&'a str>, Error> {
     text.as_deref().map(|text| name(field, text)).transpose()
+}
+
+/// `text`, which an engine chose, as a name that can be stored and shown: control characters are
+/// escaped, and what is too long is cut and ends in a digest of the whole text, so that two texts
+/// never become one name.
+#[must_use]
+pub fn fitting_name(text: &str) -> Cow<'_, str> {
+    let is_plain = !text.contains(char::is_control);
+    if is_plain && text.len() <= SHOWN_BYTES_MAX {
+        return Cow::Borrowed(text);
+    }
+    let mut name = String::new();
+    for c in text.chars().take(SHOWN_BYTES_MAX) {
+        match c {
+            c if c.is_control() => name.extend(c.escape_unicode()),
+            c => name.push(c),
+        }
+    }
+    name.truncate(name.floor_char_boundary(SHOWN_BYTES_MAX));
+    Cow::Owned(format!("{name}#{:032x}", xxh3_128(text.as_bytes())))
 }
 
 /// A reason.
@@ -70,6 +95,19 @@ pub(super) fn json(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_of_others_is_stored_whatever_it_holds_and_stays_another_than_any_other() {
+        assert_eq!(fitting_name("v8"), "v8");
+        let long = "v".repeat(1100);
+        let odd = ["a\0b", "a\u{0}c", "a\nb", &long, &"v".repeat(1101), &"ü".repeat(400)];
+        let names: Vec<_> = odd.iter().map(|text| fitting_name(text)).collect();
+        for (at, fitting) in names.iter().enumerate() {
+            assert_eq!(name("weight_version", fitting).expect("it fits"), fitting);
+            assert!(!fitting.contains(char::is_control), "{fitting:?}");
+            assert!(names.iter().skip(at + 1).all(|other| other != fitting), "{fitting:?}");
+        }
+    }
 
     #[test]
     fn json_is_cut_at_its_bound_and_not_before() {

@@ -3,6 +3,7 @@
 //! Invariant: a row is never changed. One whose outcome was not recorded reads as unknown, not as
 //! whatever was intended.
 
+use fak_kernel::witness::{Part, Parts};
 use fak_kernel::{Action, Disposition, Evidence, Phase, Tier, TierSet};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -90,6 +91,12 @@ pub struct Standing {
     pub weights_proven: bool,
     /// Whether a fixed prompt was answered otherwise than before its sleep.
     pub suspect: bool,
+    /// The parts that are awake, as far as that is known.
+    #[serde(default, with = "parts")]
+    pub awake: Parts,
+    /// Whether somebody woke the weights' memory by name, to load weights into it.
+    #[serde(default)]
+    pub takes_weights: bool,
     /// The row of the last change of weights by which no version moved.
     pub weights_epoch: Option<u64>,
 }
@@ -109,6 +116,24 @@ mod tier_set {
         let words = Vec::<String>::deserialize(from)?;
         let tiers: Option<TierSet> = words.iter().map(|word| Tier::parse(word)).collect();
         tiers.ok_or_else(|| D::Error::custom("stale: a tier is no word"))
+    }
+}
+
+/// Writes and reads a set of parts as their words.
+mod parts {
+    use super::*;
+    use serde::de::Error;
+
+    pub(super) fn serialize<S: Serializer>(parts: &Parts, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(parts.iter().map(Part::as_str))
+    }
+
+    pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(
+        from: D,
+    ) -> Result<Parts, D::Error> {
+        let words = Vec::<String>::deserialize(from)?;
+        let parts: Option<Parts> = words.iter().map(|word| Part::parse(word)).collect();
+        parts.ok_or_else(|| D::Error::custom("awake: a part is no word"))
     }
 }
 
@@ -252,6 +277,14 @@ pub struct Row {
     pub reason: String,
     /// What holds from here on; null where the row does not say.
     pub standing: Option<Standing>,
+}
+
+impl Row {
+    /// Whether anything reached the engine, or was noticed of it: the row tells news of the cache.
+    #[must_use]
+    pub fn is_sent(&self) -> bool {
+        self.evidence != Evidence::NotSent
+    }
 }
 
 /// Which rows to list.

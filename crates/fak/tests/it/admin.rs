@@ -197,7 +197,8 @@ async fn a_quarantine_flushes_the_worker_or_isolates_the_session() {
     assert_eq!(isolated.status, 200, "{}", isolated.text);
     let row = isolated.json();
     assert_eq!((&row["action"], &row["reason"]), (&json!("quarantine"), &json!("isolated")));
-    assert_eq!((&row["kv"], &row["serving"]), (&json!("preserved"), &json!(true)));
+    // Nothing is sent for it, and nothing is believed of this worker.
+    assert_eq!((&row["kv"], &row["serving"]), (&json!("unknown"), &json!(true)));
     let salt = |id: &str| rig.sessions.resolve(id).unwrap().salt();
     let first = salt("mine").expect("a salt of its own");
     assert_eq!(salt("other"), None);
@@ -259,7 +260,7 @@ async fn control_takes_the_admin_key_and_probes_do_not() {
         assert_eq!(rig.get(path).await.status, 200, "{path}");
     }
     let rows = rig.store.rows(&fak::store::Filter::default()).await.unwrap();
-    assert!(rows.iter().all(|row| row.action.as_str() == "drift"), "nothing was done: {rows:?}");
+    assert!(rows.iter().all(|row| row.action.as_str() == "join"), "nothing was done: {rows:?}");
 }
 
 #[tokio::test]
@@ -342,7 +343,12 @@ async fn a_wake_that_waits_for_weights_says_how_it_is_finished() {
     assert_eq!(rig.post("/fak/v1/workers/w0/sleep", r#"{"level":2}"#).await.status, 200);
     let waits = rig.post("/fak/v1/workers/w0/wake", "").await;
     let error = &waits.json()["error"];
-    assert_eq!((waits.status, &error["code"]), (502, &json!("failed")), "{}", waits.text);
+    assert_eq!(
+        (waits.status, &error["code"]),
+        (409, &json!("weights_not_proven")),
+        "{}",
+        waits.text
+    );
     let message = error["message"].as_str().unwrap();
     for told in ["weights_not_proven", "--weights loaded", "--weights same"] {
         assert!(message.contains(told), "{told}: {message}");

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod effects;
 mod faults;
 mod front;
 mod identity;
@@ -41,7 +42,7 @@ async fn a_worker_that_is_met_awake_serves_and_has_a_row() {
     assert!(state.is_serving() && !rig.worker().door.is_shut());
     assert_eq!(state.models.names().map(|m| &**m).collect::<Vec<_>>(), ["tiny"]);
     let row = rig.last_row().await;
-    assert_eq!((row.action.as_str(), row.kv), ("drift", Disposition::Unknown));
+    assert_eq!((row.action.as_str(), row.kv), ("join", Disposition::Unknown));
     assert_eq!(row.phase, Phase::Serving);
     assert_eq!(row.weight_version.as_deref(), Some("default"));
 }

@@ -17,6 +17,7 @@ use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 
 use fak::store::{NewIntent, Outcome, Standing, Store, Tiers};
+use fak_kernel::witness::{Part, Parts};
 use fak_kernel::{Action, Disposition, Evidence, Phase, Tier, TierSet};
 use futures_util::FutureExt as _;
 use serde_json::{Value, json};
@@ -152,7 +153,14 @@ fn outcome() -> Outcome {
 
 /// With these stale tiers, on weights that got their epoch with row 4.
 fn standing(stale: TierSet) -> Standing {
-    Standing { stale, weights_proven: true, suspect: false, weights_epoch: Some(4) }
+    Standing {
+        stale,
+        weights_proven: true,
+        suspect: false,
+        awake: Parts::of(Part::Weights),
+        takes_weights: true,
+        weights_epoch: Some(4),
+    }
 }
 
 /// What a row with this intent and no outcome says, but for `seq` and `at`.

@@ -3,10 +3,12 @@
 //! Invariant: every way out but one ([`Case::settle`] after [`Case::reached`]) leaves the gpu tier
 //! unknown or forgotten and the worker not serving.
 
-use super::plan::{Fate, Fates, Wake, clears, promise, resets_external, unproven_reset};
+use super::plan::{
+    Fate, Fates, Wake, clears, promise, reset_without_clear, resets_external, unproven_reset,
+};
 use super::{
-    Answer, Capabilities, Level, Move, Observed, Part, Parts, Quarantine, Reason, Seen, Standing,
-    State, Verdict,
+    Answer, Capabilities, Clear, Level, Mode, Move, Observed, Part, Parts, Quarantine, Reason,
+    Refusal, Seen, Standing, State, Verdict, Weights,
 };
 use crate::vocab::{
     Disposition::{self, Forgotten, Preserved, Unknown},
@@ -26,11 +28,11 @@ pub fn judge(
     let seen = Seen::read(observed, caps);
     let state = match observed {
         Observed::State(state) => *state,
-        Observed::Nothing | Observed::Gone => State::default(),
+        Observed::Nothing | Observed::Gone => State::UNREAD,
     };
     let case = Case { mv, caps, before, seen, state, wake: Wake::of(mv, caps, before) };
     match mv {
-        Move::Restart | Move::Lost | Move::Gap => case.noticed(),
+        Move::Join | Move::Restart | Move::Lost | Move::Gap => case.noticed(),
         Move::Weights | Move::Drift | Move::ClearUnexplained => case.noticed(),
         Move::Quarantine(Quarantine::Isolate) => case.untouched(TierSet::NONE, Reason::Isolated),
         _ => case.asked(answer),
@@ -116,19 +118,14 @@ impl Case<'_> {
         if self.state.canary == Some(false) {
             return self.unproven(Reason::CanaryMismatch, Evidence::Answered);
         }
-        let mut fates = match claim {
-            Claim::Done => promise(self.mv, self.caps, self.before, &self.state),
-            Claim::Declined | Claim::NoBody => unproven_reset(self.mv, self.caps, self.wake),
-        };
+        if self.still_runs() {
+            return self.unproven(Reason::NoEffect, Evidence::Answered);
+        }
+        let (mut fates, mut reason) = self.cleared(claim);
         let cold = fates.gpu == Fate::Is(Forgotten) || matches!(self.mv, Move::Wake { .. });
         if cold && self.state.local_hits == Some(true) {
             return self.unproven(Reason::HitsAfterClear, Evidence::Answered);
         }
-        let mut reason = match claim {
-            Claim::Done => Reason::Confirmed,
-            Claim::Declined => Reason::Declined,
-            Claim::NoBody => Reason::NoBody,
-        };
         match self.state.external_hits {
             Some(true) if self.drops_external() => {
                 // The hits prove a tier kept where there is but one that they can come from.
@@ -144,9 +141,51 @@ impl Case<'_> {
         }
         // A wake whose own reset failed, or was shown to have failed, leaves KV of other weights,
         // or a table over freed memory, within reach.
-        let failed = claim == Claim::Declined || reason == Reason::NotAchieved;
+        let failed =
+            claim == Claim::Declined || matches!(reason, Reason::NotAchieved | Reason::NoEffect);
         let phase = if self.wake.resets && failed { Phase::Waking } else { phase };
         self.settle(phase, fates, Evidence::Observed, reason)
+    }
+
+    /// Whether requests still run that the call was to end, or to wait for.
+    fn still_runs(&self) -> bool {
+        let ends_requests = match self.mv {
+            Move::Pause { mode, .. } | Move::Sleep { mode, .. } => mode != Mode::Keep,
+            _ => false,
+        };
+        ends_requests && self.state.still_running == Some(true)
+    }
+
+    /// What became of the tiers, and why it reads so: what the engine claims of its clear, held
+    /// against what the event streams showed of it.
+    fn cleared(&self, claim: Claim) -> (Fates, Reason) {
+        let is_reset = matches!(self.mv, Move::Reset { .. } | Move::Quarantine(_));
+        let owes = clears(self.mv, self.caps, self.before);
+        let unproven = || unproven_reset(self.mv, self.caps, self.wake);
+        let done = || promise(self.mv, self.caps, self.before, &self.state);
+        match (claim, self.state.clear) {
+            // A pause before it was to clear the cache, and the engine could not show it then.
+            (Claim::Done, Some(Clear::Missing | Clear::Partly)) if self.mv == Move::Resume => {
+                (done(), Reason::NoEffect)
+            }
+            (Claim::Done, Some(Clear::Missing | Clear::Partly)) if owes && self.ends_in_reset() => {
+                (unproven(), Reason::NoEffect)
+            }
+            (Claim::Done, Some(Clear::Untold)) if is_reset => (unproven(), Reason::ClearNotSeen),
+            (Claim::Done, _) => (done(), Reason::Confirmed),
+            // After a wake it may be the clear of the sleep.
+            (Claim::NoBody, Some(Clear::Seen)) if is_reset => (done(), Reason::Confirmed),
+            (Claim::NoBody, Some(Clear::Missing)) if is_reset => {
+                (reset_without_clear(self.mv, self.caps), Reason::NoEffect)
+            }
+            (Claim::NoBody, Some(Clear::Missing)) => (unproven(), Reason::NoEffect),
+            (Claim::NoBody, _) => (unproven(), Reason::NoBody),
+            // vLLM wipes nothing of a rank whose reset it declines.
+            (Claim::Declined, Some(Clear::Missing)) if is_reset => {
+                (reset_without_clear(self.mv, self.caps), Reason::Declined)
+            }
+            (Claim::Declined, _) => (unproven(), Reason::Declined),
+        }
     }
 
     fn external(&self) -> TierSet {
@@ -228,31 +267,46 @@ impl Case<'_> {
     fn noticed(self) -> Verdict {
         let phase = match self.mv {
             Move::Lost => Phase::Error,
-            Move::Restart | Move::Drift => self.observed_phase(),
+            Move::Join | Move::Restart | Move::Drift => self.observed_phase(),
             _ => self.before.phase,
         };
         let evidence = match (self.mv, self.seen) {
-            (Move::Lost | Move::Restart | Move::Drift, Seen::Nothing) => Evidence::None,
+            (Move::Join | Move::Lost | Move::Restart | Move::Drift, Seen::Nothing) => {
+                Evidence::None
+            }
             _ => Evidence::Observed,
         };
         let fates = promise(self.mv, self.caps, self.before, &self.state);
         self.settle(phase, fates, evidence, Reason::Noticed)
     }
 
-    /// Nothing reached the engine: all is as it was.
+    /// Nothing reached the engine: all is as it was, and of one whose state is not known that is
+    /// not known either.
     fn untouched(self, demoted: TierSet, reason: Reason) -> Verdict {
+        let is_known = self.before.phase != Phase::Error;
+        // Whoever names the weights' memory, which is awake already, says that they load them.
+        let takes_weights = self.before.takes_weights
+            || reason == Reason::NotSent(Refusal::AlreadyAwake) && self.names_weights();
         Verdict {
-            kv: PerTier::all(Preserved),
+            kv: if is_known { self.before.since_serving } else { PerTier::all(Unknown) },
             present: self.caps.present(),
             demoted,
             owes_clear: false,
             evidence: Evidence::NotSent,
             reason,
-            next: *self.before,
+            next: Standing { takes_weights, ..*self.before },
         }
     }
 
+    /// Whether this is a wake of the weights' memory alone, of an engine that is not to serve yet.
+    fn names_weights(&self) -> bool {
+        let Move::Wake { tags, weights } = self.mv else { return false };
+        let is_waking = self.before.phase != Phase::Serving;
+        tags == Parts::of(Part::Weights) && weights == Weights::Unproven && is_waking
+    }
+
     fn settle(self, phase: Phase, fates: Fates, evidence: Evidence, reason: Reason) -> Verdict {
+        let phase = self.partly(phase);
         let weights_proven = self.weights_proven(phase);
         let suspect = self.suspect(phase);
         let (phase, reason) = match phase {
@@ -262,12 +316,18 @@ impl Case<'_> {
         };
         let present = self.caps.present();
         let kv = fates.resolve(&self.before.since_serving);
-        let proven =
-            matches!(reason, Reason::Confirmed | Reason::NotAchieved | Reason::TierNotKept);
+        // A success that the stream did not show in time still is the engine's word for a clear.
+        let proven = matches!(
+            reason,
+            Reason::Confirmed | Reason::NotAchieved | Reason::TierNotKept | Reason::ClearNotSeen
+        );
+        // What was set aside for the call and is preserved counts again.
+        let is_kept = self.state.clear == Some(Clear::Missing) && kv.gpu == Preserved;
+        let before = if is_kept { TierSet::NONE } else { self.demoted_before() };
         Verdict {
             kv,
             present,
-            demoted: fates.demoted(present).with(self.demoted_before()),
+            demoted: fates.demoted(present).with(before),
             owes_clear: proven && clears(self.mv, self.caps, self.before),
             evidence,
             reason,
@@ -275,7 +335,8 @@ impl Case<'_> {
                 phase,
                 since_serving: self.since_serving(phase, &kv),
                 stale: self.stale(&kv),
-                awake: self.awake(phase),
+                awake: self.awake(phase, reason),
+                takes_weights: self.takes_weights(phase),
                 weights_proven,
                 suspect,
             },
@@ -302,17 +363,39 @@ impl Case<'_> {
         stale.iter().filter(|tier| kv.get(*tier) != Forgotten).collect()
     }
 
-    fn awake(&self, phase: Phase) -> Parts {
+    /// An engine that sleeps, and of which a part is known to be awake, is partly awake.
+    fn partly(&self, phase: Phase) -> Phase {
+        let is_part = phase == Phase::Sleeping && !self.kept_awake().is_empty();
+        if is_part { Phase::Waking } else { phase }
+    }
+
+    /// The parts that were awake before and still are: neither a wake that failed nor a look puts
+    /// one to sleep.
+    fn kept_awake(&self) -> Parts {
+        match self.mv {
+            Move::Sleep { .. } | Move::Restart => Parts::NONE,
+            _ => self.before.partly_awake(),
+        }
+    }
+
+    fn awake(&self, phase: Phase, reason: Reason) -> Parts {
         match (phase, self.mv, self.seen) {
             (Phase::Serving | Phase::Paused, ..) => Parts::ALL,
-            (Phase::Sleeping | Phase::Error, ..) => Parts::NONE,
+            (Phase::Sleeping | Phase::Error, ..) => self.kept_awake(),
             (Phase::Waking, _, Seen::Serving) => Parts::ALL,
             (Phase::Waking, Move::Wake { .. }, _) if self.wake.staged => {
                 self.before.awake.with(Parts::of(Part::Weights))
             }
-            (Phase::Waking, Move::Wake { tags, .. }, _) => self.before.awake.with(tags),
+            (Phase::Waking, Move::Wake { tags, .. }, _) if reason == Reason::Confirmed => {
+                self.before.awake.with(tags)
+            }
             (Phase::Waking, ..) => self.before.awake,
         }
+    }
+
+    fn takes_weights(&self, phase: Phase) -> bool {
+        let is_named = self.names_weights() && !self.wake.complete;
+        phase == Phase::Waking && (is_named || self.before.takes_weights)
     }
 
     fn suspect(&self, phase: Phase) -> bool {
@@ -339,14 +422,15 @@ impl Case<'_> {
             // dropped the KV of others: one that failed is not mended by a look that sees the
             // engine awake.
             Move::Wake { .. } => {
-                let owes_reset = self.wake.resets && self.wake.new_weights;
+                let is_asleep = matches!(self.seen, Seen::Sleeping(_));
+                let owes_reset = self.wake.resets && self.wake.new_weights && !is_asleep;
                 phase == Phase::Serving || self.before.weights_proven && !owes_reset
             }
             // Someone loaded weights into memory that was there to take them.
             Move::Weights => self.before.weights_proven || self.before.has_weights(),
             // A new process loads its own, unless it was put to sleep since.
             Move::Restart => !self.seen.may_lack_weights(),
-            Move::Drift => self.before.weights_proven && !self.seen.may_lack_weights(),
+            Move::Join | Move::Drift => self.before.weights_proven && !self.seen.may_lack_weights(),
             _ => self.before.weights_proven,
         }
     }

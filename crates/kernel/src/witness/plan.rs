@@ -183,7 +183,8 @@ fn refusal(mv: Move, caps: &Capabilities, now: &Standing) -> Option<Refusal> {
         Move::Wake { tags, weights } => match now.phase {
             Phase::Serving => Some(Refusal::AlreadyAwake),
             Phase::Paused => Some(Refusal::OnlyPaused),
-            _ if !tags.is_empty() && now.awake != Parts::ALL && now.awake.covers(tags) => {
+            // Of what an engine whose state is not known holds awake, nothing is sure.
+            _ if now.phase == Phase::Waking && is_awake(tags, weights, now.awake) => {
                 Some(Refusal::AlreadyAwake)
             }
             _ if weights == Weights::Loaded && !now.weights_proven && !now.has_weights() => {
@@ -196,9 +197,16 @@ fn refusal(mv: Move, caps: &Capabilities, now: &Standing) -> Option<Refusal> {
             not_awake(now).or(refused.then_some(Refusal::ExternalNotOffered))
         }
         Move::Quarantine(Quarantine::Isolate) => None,
-        Move::Restart | Move::Lost | Move::Gap => None,
+        Move::Join | Move::Restart | Move::Lost | Move::Gap => None,
         Move::Weights | Move::Drift | Move::ClearUnexplained => None,
     }
+}
+
+/// Whether a wake of `tags` has nothing to wake. Of an engine that is wholly awake and waits for
+/// its weights, only the wake that announces a load of weights has not.
+fn is_awake(tags: Parts, weights: Weights, awake: Parts) -> bool {
+    let announces = tags == Parts::of(Part::Weights) && weights == Weights::Unproven;
+    !tags.is_empty() && awake.covers(tags) && (awake != Parts::ALL || announces)
 }
 
 /// Why an engine that does not hold all its memory under a known scheduler cannot be called.
@@ -248,7 +256,7 @@ fn calls(mv: Move, caps: &Capabilities, now: &Standing) -> Vec<Call> {
             [Call::ResetPrefixCache { external: resets_external(mv, caps), running: false }].into()
         }
         Move::Sleep { level: None, .. } | Move::Quarantine(Quarantine::Isolate) => Vec::new(),
-        Move::Restart | Move::Lost | Move::Gap => Vec::new(),
+        Move::Join | Move::Restart | Move::Lost | Move::Gap => Vec::new(),
         Move::Weights | Move::Drift | Move::ClearUnexplained => Vec::new(),
     }
 }
@@ -399,7 +407,7 @@ pub(super) fn promise(mv: Move, caps: &Capabilities, now: &Standing, state: &Sta
         Move::Quarantine(Quarantine::Flush) => Fates::of(Forgotten, by_reset, Unknown),
         Move::Restart if caps.connector.in_process => Fates::of(Forgotten, Forgotten, Unknown),
         Move::Restart | Move::ClearUnexplained => Fates::of(Forgotten, Unknown, Unknown),
-        Move::Drift => match state.sleep_state {
+        Move::Join | Move::Drift => match state.sleep_state {
             Some(SleepState::One | SleepState::Two) => Fates::of(Forgotten, Unknown, Unknown),
             Some(SleepState::Awake | SleepState::Unnamed) | None => {
                 Fates::of(Unknown, Unknown, Unknown)
@@ -424,4 +432,11 @@ pub(super) fn unproven_reset(mv: Move, caps: &Capabilities, wake: Wake) -> Fates
     } else {
         Fates::of(Unknown, Preserved, Preserved)
     }
+}
+
+/// What a reset leaves of which it was seen that no rank cleared its cache. A connector's tiers may
+/// be wiped all the same (0.32.0, source).
+pub(super) fn reset_without_clear(mv: Move, caps: &Capabilities) -> Fates {
+    let external = if resets_external(mv, caps) { Unknown } else { Preserved };
+    Fates::of(Preserved, external, external)
 }

@@ -101,8 +101,11 @@ pub struct Standing {
     /// The tiers that may hold KV of other weights than those loaded. Such a tier must not be
     /// reachable: send only requests whose `cache_salt` carries the weight version.
     pub stale: TierSet,
-    /// The parts that are awake.
+    /// The parts that are awake. In a phase that does not tell, those that are known to be.
     pub awake: Parts,
+    /// A caller woke the weights' memory by name, and so is about to load weights into it. fak's
+    /// own wakes never count as this.
+    pub takes_weights: bool,
     /// Whether weights are known to be loaded once the engine is awake.
     pub weights_proven: bool,
     /// Its canary was answered otherwise than before, and nobody has woken it or started it anew
@@ -117,6 +120,7 @@ impl Standing {
         since_serving: PerTier::all(Disposition::Preserved),
         stale: TierSet::NONE,
         awake: Parts::ALL,
+        takes_weights: false,
         weights_proven: true,
         suspect: false,
     };
@@ -127,6 +131,7 @@ impl Standing {
         since_serving: PerTier::all(Disposition::Unknown),
         stale: TierSet::NONE,
         awake: Parts::NONE,
+        takes_weights: false,
         weights_proven: true,
         suspect: false,
     };
@@ -167,6 +172,12 @@ impl Standing {
             Phase::Waking => self.awake != Parts::ALL,
             Phase::Serving | Phase::Paused | Phase::Error => false,
         }
+    }
+
+    /// The parts that are awake of an engine that is not wholly awake; none, where none is known.
+    #[must_use]
+    pub fn partly_awake(&self) -> Parts {
+        if self.awake.covers(Parts::MEMORY) { Parts::NONE } else { self.awake }
     }
 
     pub(super) const fn has_weights(&self) -> bool {

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use super::{
-    Answer, Capabilities, Connector, Level, Mode, Move, Observed, Part, Parts, Pauses, Plan,
+    Answer, Capabilities, Clear, Connector, Level, Mode, Move, Observed, Part, Parts, Pauses, Plan,
     Quarantine, Seen, SleepState, Standing, State, Verdict, Weights, judge, plan,
 };
 use crate::vocab::{
@@ -140,9 +140,7 @@ const fn state(is_paused: bool, is_sleeping: bool, sleep_state: SleepState) -> O
         is_paused: Some(is_paused),
         is_sleeping: Some(is_sleeping),
         sleep_state: Some(sleep_state),
-        local_hits: None,
-        external_hits: None,
-        canary: None,
+        ..State::UNREAD
     })
 }
 
@@ -155,9 +153,34 @@ const OTHERWISE: Observed = Observed::State(State {
     is_paused: Some(false),
     is_sleeping: Some(false),
     sleep_state: Some(SleepState::Awake),
-    local_hits: None,
-    external_hits: None,
     canary: Some(false),
+    ..State::UNREAD
+});
+/// Awake, and by the event streams this became of the clear that is owed.
+const fn serves_with(clear: Clear) -> Observed {
+    Observed::State(State {
+        is_paused: Some(false),
+        is_sleeping: Some(false),
+        sleep_state: Some(SleepState::Awake),
+        clear: Some(clear),
+        ..State::UNREAD
+    })
+}
+/// Stopped, and requests run all the same.
+const RUNS_ON: Observed = Observed::State(State {
+    is_paused: Some(true),
+    is_sleeping: Some(true),
+    sleep_state: Some(SleepState::Awake),
+    still_running: Some(true),
+    ..State::UNREAD
+});
+/// Asleep, and requests run all the same.
+const ASLEEP_RUNS_ON: Observed = Observed::State(State {
+    is_paused: Some(true),
+    is_sleeping: Some(true),
+    sleep_state: Some(SleepState::One),
+    still_running: Some(true),
+    ..State::UNREAD
 });
 /// Signals that no answer agrees with: all zero while both flags are true.
 const UNNAMED: Observed = state(true, true, SleepState::Unnamed);
@@ -165,6 +188,7 @@ const UNNAMED: Observed = state(true, true, SleepState::Unnamed);
 const TORN: Observed = state(false, false, SleepState::One);
 
 const PAUSE: Move = Move::Pause { mode: Mode::Keep, clear: false, keep_tier: false };
+const ABORT: Move = Move::Pause { mode: Mode::Abort, clear: false, keep_tier: false };
 const CLEAR: Move = Move::Pause { mode: Mode::Keep, clear: true, keep_tier: false };
 const CLEAR_GPU: Move = Move::Pause { mode: Mode::Keep, clear: true, keep_tier: true };
 const WAKE: Move = Move::Wake { tags: Parts::NONE, weights: Weights::Unproven };
@@ -210,6 +234,9 @@ fn stops() -> Vec<Spec> {
         Spec::new("keep tier, argument and connector proven", sleep(Some(Level::One), true))
             .on(KEEPING)
             .seen(&[SLEEPS_1]),
+        Spec::new("abort or wait, requests still run", ABORT).seen(&[RUNS_ON]),
+        Spec::new("abort or wait, requests still run", sleep(Some(Level::One), false))
+            .seen(&[ASLEEP_RUNS_ON]),
     ]
     .into()
 }
@@ -256,6 +283,24 @@ fn resets() -> Vec<Spec> {
         Spec::new("external, success:false", RESET_EXTERNAL).answers(&[Answer::Success(false)]),
         Spec::new("200 without a body", RESET).answers(&no_body),
         Spec::new("external, 200 without a body", RESET_EXTERNAL).answers(&no_body),
+        Spec::new("success:false, no clear before the barrier", RESET)
+            .answers(&[Answer::Success(false)])
+            .seen(&[serves_with(Clear::Missing)]),
+        Spec::new("external, success:false, no clear before the barrier", RESET_EXTERNAL)
+            .answers(&[Answer::Success(false)])
+            .seen(&[serves_with(Clear::Missing)]),
+        Spec::new("200 without a body, clear before the barrier", RESET)
+            .answers(&no_body)
+            .seen(&[serves_with(Clear::Seen)]),
+        Spec::new("200 without a body, no clear before the barrier", RESET)
+            .answers(&no_body)
+            .seen(&[serves_with(Clear::Missing)]),
+        Spec::new("success:true, no clear before the barrier, or not on every rank", RESET)
+            .answers(&[Answer::Success(true)])
+            .seen(&[serves_with(Clear::Missing), serves_with(Clear::Partly)]),
+        Spec::new("success:true, barrier not seen in time", RESET)
+            .answers(&[Answer::Success(true)])
+            .seen(&[serves_with(Clear::Untold)]),
         Spec::new("flush, success:true", FLUSH).answers(&[Answer::Success(true)]),
         Spec::new("isolate", Move::Quarantine(Quarantine::Isolate))
             .from(&[SERVING, PAUSED, ASLEEP]),
@@ -274,6 +319,7 @@ fn refused() -> Vec<Spec> {
         Spec::new("awake already", WAKE).from(&[SERVING]),
         Spec::new("only paused", WAKE).from(&[PAUSED]),
         Spec::new("weights loaded, and their memory asleep", WAKE_LOADED).from(&[NO_WEIGHTS]),
+        Spec::new("state not known", PAUSE).from(&[Standing::UNOBSERVED]),
     ]
     .into()
 }
@@ -295,7 +341,12 @@ fn unproven() -> Vec<Spec> {
 
 fn noticed() -> Vec<Spec> {
     let any = [SERVING, PAUSED, ASLEEP];
+    let new = [Standing::UNOBSERVED];
     [
+        Spec::new("first look, the state metric shows sleep", Move::Join)
+            .from(&new)
+            .seen(&[SLEEPS_1, SLEEPS_2, TORN]),
+        Spec::new("first look, otherwise", Move::Join).from(&new).seen(&[SERVES, STOPPED, UNNAMED]),
         Spec::new("cpu tier in process", Move::Restart).seen(&[SERVES, STOPPED, SLEEPS_1]),
         Spec::new("cpu tier outside", Move::Restart).on(OUTSIDE).seen(&[SERVES, STOPPED, SLEEPS_1]),
         Spec::new("no answer any more", Move::Lost).seen(&[Observed::Nothing, Observed::Gone]),

@@ -4,6 +4,7 @@
 //! the verdicts that CASES parts A and B ask for.
 
 mod cases;
+mod effects;
 mod sweep;
 mod walk;
 
@@ -100,14 +101,7 @@ const fn sleep(level: Level, keep_tier: bool) -> Move {
 }
 
 const fn state(paused: bool, sleeping: bool, sleep_state: Option<SleepState>) -> State {
-    State {
-        is_paused: Some(paused),
-        is_sleeping: Some(sleeping),
-        sleep_state,
-        local_hits: None,
-        external_hits: None,
-        canary: None,
-    }
+    State { is_paused: Some(paused), is_sleeping: Some(sleeping), sleep_state, ..State::UNREAD }
 }
 
 const AWAKE: State = state(false, false, Some(SleepState::Awake));

@@ -122,7 +122,7 @@ async fn actions_take_their_options_and_say_their_row() {
         ("session sleep s --level 1 --keep-tier --allow-evict", "sleeping, kv forgotten"),
         ("session wake s --tag weights", "waking, kv unknown"),
         ("session wake s --tag kv_cache", "serving, kv unknown"),
-        ("session quarantine s --isolate", "serving, kv preserved"),
+        ("session quarantine s --isolate", "serving, not sent, isolated"),
         ("session quarantine s --flush", "serving, kv forgotten"),
     ] {
         let said = fak(&rig, line).await;
@@ -132,6 +132,32 @@ async fn actions_take_their_options_and_say_their_row() {
     let kept = fak(&rig, "session sleep s --level 1 --keep-tier").await;
     assert_eq!(kept.code, 2, "{}", kept.out);
     assert!(kept.out.contains("keep_tier_not_proven"), "{}", kept.out);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_sent_and_is_not_proven_to_be_done_exits_1_and_what_was_not_sent_2() {
+    let rig = Rig::start(1).await;
+    for (line, fault, code, says) in [
+        ("worker reset w0", Some(RouteFault::Pretend), 1, "no_effect"),
+        ("worker reset w0", Some(RouteFault::Decline), 1, "success_false"),
+        ("worker reset w0", None, 0, "confirmed"),
+        ("worker wake w0", None, 2, "not sent, already_awake"),
+        ("worker sleep w0 --level 2", None, 0, "confirmed"),
+        ("worker wake w0", None, 1, "weights_not_proven"),
+        ("rollout end --weights unproven", None, 1, "weights_not_proven"),
+        ("worker pause w0", None, 2, "not sent, partly_awake"),
+    ] {
+        if let Some(fault) = fault {
+            rig.sims[0].faults().route("/reset_prefix_cache", fault, 1);
+        }
+        let said = fak(&rig, line).await;
+        assert_eq!(said.code, code, "{line}: {}{}", said.out, said.err);
+        assert!(said.out.contains(says), "{line}: {}", said.out);
+    }
+    let listed = fak(&rig, "witness ls --worker w0").await.out;
+    for row in listed.lines().filter(|row| row.contains("not_sent")) {
+        assert!(row.contains("not sent") && !row.contains("preserved"), "{row}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -151,7 +177,7 @@ async fn the_ledger_is_listed_and_followed() {
     tail.wait().unwrap();
 
     let rows = fak(&rig, "witness ls --worker w0 --json").await.json();
-    assert_eq!(rows[0]["action"], "drift");
+    assert_eq!(rows[0]["action"], "join");
     let after = format!("witness ls --after {} --json", rows[0]["seq"]);
     assert_eq!(fak(&rig, &after).await.json()[0]["action"], "reset");
     let unknown = fak(&rig, "witness ls --kv unknown --json").await.json();

@@ -121,16 +121,32 @@ async fn weights_that_were_woken_first_are_loaded_by_who_woke_them() {
 }
 
 #[tokio::test]
-async fn weights_that_nobody_had_a_chance_to_load_are_not_served() {
+async fn the_same_wake_twice_proves_no_weights_and_has_the_same_answer() {
     let rig = Rig::start(1).await;
-    assert_eq!(rig.post("/sleep?level=2", "").await.status, 200);
-    let woken = rig.post("/wake_up", "").await;
-    assert_eq!(woken.status, 502, "{}", woken.text);
-    assert_eq!(woken.json()["workers"][0]["row"]["reason"], "weights_not_proven");
-    assert_eq!(rig.get("/fak/v1/workers/w0").await.json()["serving"], false);
-    // Their memory is awake now: who loads them and asks again is served.
-    assert_eq!(rig.post("/wake_up", "").await.json()["status"], "awake");
-    assert_eq!(rig.get("/fak/v1/workers/w0").await.json()["serving"], true);
+    for by in ["/wake_up", "/fak/v1/workers/w0/wake"] {
+        assert_eq!(rig.post("/sleep?level=2", "").await.status, 200);
+        // Whoever woke it first, and however often it is repeated.
+        rig.post(by, "").await;
+        for _ in 0..3 {
+            let woken = rig.post("/wake_up", "").await;
+            assert_eq!(woken.status, 409, "no status that clients repeat: {}", woken.text);
+            let body = woken.json();
+            assert_eq!(body["workers"][0]["row"]["reason"], "weights_not_proven");
+            for told in [&body["error"]["message"], &body["workers"][0]["error"]] {
+                let told = told.as_str().expect("a message");
+                assert!(told.contains("weights_not_proven"), "{told}");
+                assert!(told.contains("/wake_up?tags=weights"), "{told}");
+            }
+            let worker = rig.get("/fak/v1/workers/w0").await.json();
+            assert_eq!((&worker["phase"], &worker["serving"]), (&json!("waking"), &json!(false)));
+        }
+        // Who names their memory has weights to load, and wakes the rest once they are in it.
+        assert_eq!(rig.post("/wake_up?tags=weights", "").await.status, 200);
+        assert_eq!(rig.post("/wake_up?tags=weights", "").await.status, 200);
+        assert_eq!(rig.get("/fak/v1/workers/w0").await.json()["serving"], false);
+        assert_eq!(rig.post("/wake_up", "").await.json()["status"], "awake");
+        assert_eq!(rig.get("/fak/v1/workers/w0").await.json()["serving"], true);
+    }
 }
 
 #[tokio::test]

@@ -60,7 +60,7 @@ async fn case_33_a_part_of_the_fleet_is_no_success() {
     let why = began["workers"][2]["error"].as_str().unwrap();
     assert!(why.contains("failed; it takes no requests, and is held by rollout"), "{why}");
 
-    rig.sims[1].faults().route("/reset_prefix_cache", RouteFault::Decline, 1);
+    rig.sims[1].faults().route("/reset_prefix_cache", RouteFault::Decline, 4);
     let body = r#"{"weights":"loaded","weight_version":"v8"}"#;
     let ended = rig.post(END, body).await;
     assert_eq!(ended.status, 502, "{}", ended.text);

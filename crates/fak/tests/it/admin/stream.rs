@@ -66,7 +66,7 @@ async fn whoever_comes_back_misses_nothing() {
     let rig = Rig::start(1).await;
     let mut all = Events::open(&rig, &[("last-event-id", "0")]).await;
     let (_, first, id) = all.next().await;
-    assert_eq!(first["action"], "drift", "the first observation");
+    assert_eq!(first["action"], "join", "the first observation");
     drop(all);
     rig.post("/fak/v1/workers/w0/pause", "").await;
     rig.post("/fak/v1/workers/w0/resume", "").await;

@@ -111,7 +111,7 @@ impl Scene {
         fak.worker_is("w0", "phase", phase.as_str()).await;
         let rows = fak.rows().await;
         let seen = rows.iter().find(|row| row.seq > seq).unwrap();
-        assert_eq!((seen.action.as_str(), seen.phase), ("drift", phase), "{seen:?}");
+        assert_eq!((seen.action.as_str(), seen.phase), ("join", phase), "{seen:?}");
         assert_eq!(seen.evidence, Evidence::Observed);
         assert_eq!(seen.serving, phase == Phase::Serving);
         match phase {

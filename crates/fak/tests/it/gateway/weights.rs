@@ -173,9 +173,9 @@ async fn salts_carry_the_weights_until_every_tier_was_seen_empty() {
     bridged.ask(&text).await;
     replace(&mut bridged, "v8").await;
     let reset = || Request::new(Move::Reset { external: true, running: false });
-    bridged.sim.faults().route("/reset_prefix_cache", RouteFault::EmptyBody, 1);
+    bridged.sim.faults().route("/reset_prefix_cache", RouteFault::Pretend, 1);
     let row = bridged.lifecycle.act("w0", reset()).await.unwrap();
-    assert_eq!(row.reason, "no_body");
+    assert_eq!(row.reason, "no_effect");
     let salt = salt(Some("v8"), None, None);
     let (_, claimed, cached) = bridged.ask_salted(&text, Some(&salt)).await;
     assert_eq!((claimed.as_str(), cached), ("0", 0));

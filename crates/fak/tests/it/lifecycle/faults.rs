@@ -2,7 +2,7 @@
 //! operator can leave again.
 
 use fak_kernel::witness::{Level, Mode, Move, Parts, Weights};
-use fak_kernel::{Disposition, Phase, Tier};
+use fak_kernel::{Disposition, Phase};
 use fak_sim::RouteFault;
 
 use super::rig::{Rig, prompt};
@@ -78,18 +78,6 @@ async fn a_drain_that_does_not_end_refuses_the_sleep_and_opens_the_door_again() 
     assert!(rig.state().is_serving() && !rig.worker().door.is_shut());
     drop(inside);
     assert_eq!(rig.act(mv).await.phase, Phase::Sleeping);
-}
-
-#[tokio::test]
-async fn a_reset_without_a_body_or_without_success_is_unknown() {
-    let rig = Rig::start().await;
-    rig.warm(&prompt(1)).await;
-    rig.sim.faults().route("/reset_prefix_cache", RouteFault::EmptyBody, 1);
-    let row = rig.act(RESET).await;
-    assert_eq!((row.kv, &*row.reason), (Disposition::Unknown, "no_body"));
-    assert!(row.serving);
-    assert_eq!(rig.claim_on(&prompt(1), Tier::Gpu), 0);
-    rig.warm(&prompt(2)).await;
 }
 
 #[tokio::test]

@@ -197,7 +197,9 @@ async fn new_weights_are_served_only_once_the_old_ones_kv_is_proven_gone() {
     for fault in [RouteFault::Decline, RouteFault::Fail(500), RouteFault::EmptyBody] {
         rig.warm(&prompt(1)).await;
         begun(&rig, begin()).await;
-        rig.sim.faults().route("/reset_prefix_cache", fault, 1);
+        // A reset that is declined is tried again while the door is shut.
+        let times = if fault == RouteFault::Decline { 4 } else { 1 };
+        rig.sim.faults().route("/reset_prefix_cache", fault, times);
         let back = ended(&rig, end(Weights::Loaded)).await;
         assert_eq!((back.ending, back.is_serving), (Ending::Failed, false), "{back:?}");
         assert_eq!(back.held_by.as_deref(), Some("trainer"));

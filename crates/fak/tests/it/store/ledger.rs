@@ -87,7 +87,7 @@ async fn an_outcome_completes_its_row_once(place: &Place) {
             + r#""asked":{"path":"/sleep","level":1},"answered":{"status":200},"#
             + r#""observed":{"is_sleeping":true},"reason":"as asked","#
             + r#""standing":{"stale":["cpu"],"weights_proven":true,"suspect":false,"#
-            + r#""weights_epoch":4}}"#
+            + r#""awake":["weights"],"takes_weights":true,"weights_epoch":4}}"#
     );
     assert_eq!(text, expected);
     assert_eq!(serde_json::from_str::<Row>(&text).expect("a row"), row);
