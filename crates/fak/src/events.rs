@@ -13,6 +13,7 @@ pub mod endpoint;
 pub mod fold;
 pub mod medium;
 pub mod ndjson;
+pub mod notes;
 pub mod recorder;
 pub mod replay;
 pub mod stream;

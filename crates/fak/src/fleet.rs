@@ -6,6 +6,7 @@
 mod door;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use fak_index::RankId;
 use fak_kernel::rank::Trust;
@@ -215,6 +216,28 @@ pub struct Stream {
     pub last_seq: Option<u64>,
     /// Its engine looks prompts up, and nothing is heard of it.
     pub is_blind: bool,
+    /// Its live connection brings less than the engine publishes.
+    pub is_dead: bool,
+    /// When its live connection last brought a batch.
+    pub last_event_at: Option<Instant>,
+}
+
+impl Stream {
+    /// How long its live connection has been silent; `None` where it never brought a batch.
+    #[must_use]
+    pub fn last_event_age(&self) -> Option<Duration> {
+        self.last_event_at.map(|at| at.elapsed())
+    }
+
+    /// Why nothing that it publishes is relied on, where that is so.
+    #[must_use]
+    pub fn fault(&self) -> Option<&'static str> {
+        match (self.is_dead, self.is_blind) {
+            (true, _) => Some("its live events stopped"),
+            (false, true) => Some("none of its events is heard"),
+            (false, false) => None,
+        }
+    }
 }
 
 impl State {

@@ -41,6 +41,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use canary::Outcome as Canary;
 pub(crate) use learn::{capabilities, offload};
+pub use marker::{Form, serve as serve_markers};
 pub use owner::{Config, Events, Owner};
 pub use rollout::{Begin, Begun, End, Ended};
 pub use rows::Ending;

@@ -16,235 +16,32 @@
 //!   until a *barrier* shows that all that was in flight has drained: either two replays in a row,
 //!   both asked after the outcome, that end at the same batch, or a marker, a request of fak's own,
 //!   whose store comes back in the stream. See `rank/fence.rs`.
+//! - **Set aside.** What an action may drop is set aside before it, and counts again only on proof
+//!   that it was not dropped. See `rank/aside.rs`.
+//! - **Liveness.** A connection counts once a marker came back on it, and for as long as it brings
+//!   what a replay brings. See `rank/live.rs`.
 //!
 //! Invariants held here: 1 (no warmth before the fence), 2, 5 and 6 of ARCHITECTURE.md.
 
+mod aside;
+mod effect;
+mod event;
 mod fence;
+mod live;
 mod replay;
 #[cfg(test)]
 mod tests;
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::mem;
 
-use crate::vocab::{Belief, Disposition, LossCause, PerTier, TierSet, vocabulary};
+use crate::vocab::{Belief, Disposition, LossCause, TierSet};
+pub use effect::{Effect, Ignored, Note, Take, Trust};
+pub use event::{Config, Event, Head};
 use fence::Fence;
+use live::Live;
 use replay::Session;
-
-/// What the machine has to know of a batch; the blocks stay with the shell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
-    /// The batch's sequence number.
-    pub seq: u64,
-    /// Digest of the payload's bytes. Two batches with one digest are one batch.
-    pub digest: u128,
-    /// How many clear events the batch holds.
-    pub clears: u32,
-    /// The marker whose store is in this batch, if one is.
-    pub marker: Option<u64>,
-    /// Whether the payload decoded. What an unreadable batch said is lost, in any replay too.
-    pub readable: bool,
-}
-
-/// Bounds, and what the rank's sockets offer.
-#[derive(Clone, Copy, Debug)]
-pub struct Config {
-    /// Whether a replay socket is known.
-    pub replay: bool,
-    /// Batches held back while a replay runs; past this they are dropped and asked for again.
-    pub parked_max: usize,
-    /// Replays tried for one purpose before the rank gives up on it.
-    pub attempts_max: u8,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self { replay: true, parked_max: 1024, attempts_max: 4 }
-    }
-}
-
-/// A fact fed to the machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A new connection. The shell guarantees that every live batch from here on was received on
-    /// it.
-    Connected,
-    /// The connection ended.
-    Disconnected,
-    /// A batch from the live connection.
-    Live(Head),
-    /// A message from the live connection that is no batch: what it held is not known.
-    NoBatch,
-    /// A batch of the replay `session`.
-    ReplayBatch {
-        /// The session that [`Effect::Replay`] named.
-        session: u64,
-        /// The batch.
-        head: Head,
-    },
-    /// The end marker of the replay `session`.
-    ReplayEnd {
-        /// The session.
-        session: u64,
-    },
-    /// The replay `session` broke off, timed out, or could not be asked.
-    ReplayFailed {
-        /// The session.
-        session: u64,
-    },
-    /// An action is about to be called: the tiers it may touch go cold before the call leaves.
-    Intent {
-        /// The tiers that the action may touch.
-        tiers: TierSet,
-        /// What the clear event that the engine will publish for it means; `None` where it
-        /// publishes none.
-        clear: Option<PerTier<Disposition>>,
-    },
-    /// The action ended.
-    Outcome {
-        /// The verdict.
-        kv: PerTier<Disposition>,
-        /// Whether the engine owes the stream the clear event that the intent announced.
-        clears: bool,
-    },
-    /// Something outside the stream took the beliefs: drift, changed weights, a contradiction by
-    /// the engine.
-    Distrust {
-        /// What is still true.
-        kv: PerTier<Disposition>,
-    },
-    /// The worker was seen to be another process than before.
-    NewIncarnation,
-    /// The worker vanished.
-    Lost,
-    /// The engine contradicts what is believed: what it published and nobody missed is asked for,
-    /// where there is anybody to ask.
-    CatchUp,
-    /// Time passed; a barrier that could not be reached is tried again.
-    Tick,
-}
-
-/// What the shell has to do, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// Apply the batch `seq` now: the one just fed, else the parked one.
-    Take(Take),
-    /// Drop the batch just fed.
-    Ignore {
-        /// Its sequence.
-        seq: u64,
-        /// Why.
-        why: Ignored,
-    },
-    /// Keep the batch just fed until it is taken or dropped.
-    Park {
-        /// Its sequence.
-        seq: u64,
-    },
-    /// Drop the parked batches up to and including `through`.
-    Unpark {
-        /// The last one.
-        through: u64,
-    },
-    /// Turn proven beliefs cold.
-    Demote {
-        /// On these tiers.
-        tiers: TierSet,
-        /// Into this.
-        to: Belief,
-        /// Why.
-        cause: LossCause,
-    },
-    /// Another life: its hashes may name other content.
-    ForgetIdentities,
-    /// Beliefs count for nothing until restored.
-    Suspend,
-    /// Beliefs count again.
-    Restore,
-    /// Ask for a replay on a fresh connection; a session before it is void.
-    Replay {
-        /// Names the session in the events it brings.
-        session: u64,
-        /// First batch asked for.
-        from: u64,
-        /// 0 for a first try; the shell backs off by it.
-        attempt: u8,
-    },
-    /// Drop the live connection and make a new one.
-    Reconnect,
-    /// Send a marker request as soon as the worker serves, and say in [`Head::marker`] when its
-    /// store comes.
-    Mark {
-        /// The marker's id.
-        id: u64,
-    },
-    /// Something worth counting, or a witness row.
-    Note(Note),
-}
-
-/// How to apply a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Take {
-    /// The batch.
-    pub seq: u64,
-    /// Tiers on which its stores may warm. Identities are learnt whatever this says: a hash names
-    /// content.
-    pub gain: TierSet,
-    /// What each clear event in the batch does, by tier; `None` leaves the tier alone.
-    pub clear: PerTier<Option<Belief>>,
-    /// Whether an action of fak's own accounts for every clear in the batch.
-    pub explained: bool,
-}
-
-vocabulary! {
-    /// Why a batch was dropped.
-    Ignored {
-        /// Taken before.
-        Repeat = "repeat",
-        /// Out of order, and nothing to put it in its place with.
-        Late = "late",
-        /// From a connection that no longer counts.
-        Stale = "stale",
-        /// No room to hold it back; it will be asked for again.
-        Overflow = "overflow",
-    }
-}
-
-/// What happened to the stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Note {
-    /// Batches are missing.
-    Gap {
-        /// How many.
-        lost: u64,
-    },
-    /// A replay brought them.
-    GapClosed,
-    /// Nothing could bring them: beliefs are unknown.
-    GapNotClosed,
-    /// Another life of the engine.
-    NewLife,
-    /// Clear events that no action of fak's explains.
-    ClearUnexplained {
-        /// How many.
-        clears: u32,
-    },
-    /// The fence opened.
-    Settled,
-}
-
-vocabulary! {
-    /// How far a rank's beliefs can be relied on.
-    Trust {
-        /// Every batch of this life, or of this connection, was seen.
-        Exact = "exact",
-        /// A gap, a new connection or a fence is being settled.
-        Degraded = "degraded",
-        /// No stream: route by load alone.
-        LoadOnly = "load-only",
-    }
-}
 
 /// The last batch taken in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -257,6 +54,15 @@ struct Cursor {
 /// repeats nor reorders; a source that does so over a longer stretch than this is taken for another
 /// life.
 const RECENT: usize = 32;
+/// Batches remembered that a replay brought before the live connection.
+const AHEAD: usize = 4096;
+
+/// Which way a batch came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    Live,
+    Replay,
+}
 
 /// One rank of one worker. A few hundred bytes; the blocks are the index's.
 #[derive(Clone, Debug)]
@@ -265,8 +71,9 @@ pub struct Rank {
     connected: bool,
     /// A live batch of this connection was met in a replay, or there is no replay to meet it in.
     linked: bool,
-    /// Replay failed for good on this connection: go on as if there were none.
-    replay_given_up: bool,
+    live: Live,
+    /// Replay failed for good: go on as if there were none. Ticks since it was last tried.
+    given_up_for: Option<u32>,
     /// The next connection goes without replay.
     give_up_next: bool,
     suspended: bool,
@@ -274,7 +81,8 @@ pub struct Rank {
     /// count again.
     incomplete: bool,
     cursor: Option<Cursor>,
-    recent: VecDeque<Cursor>,
+    /// Digests by sequence.
+    recent: BTreeMap<u64, u128>,
     parked: BTreeMap<u64, Head>,
     /// Batches were dropped for want of room since the running replay was asked for: it may not
     /// hold them.
@@ -282,6 +90,12 @@ pub struct Rank {
     session: Option<Session>,
     /// A gap was noted and not yet closed.
     gap_open: bool,
+    /// What a replay brings now lies before the time when fak began to listen.
+    is_history: bool,
+    /// Clears that replays brought and no action of fak's explains, not yet noted.
+    past_clears: u32,
+    /// Tiers that are aside since the worker vanished.
+    lost: TierSet,
     next_id: u64,
     fence: Fence,
 }
@@ -294,16 +108,20 @@ impl Rank {
             config,
             connected: false,
             linked: false,
-            replay_given_up: false,
+            live: Live::default(),
+            given_up_for: None,
             give_up_next: false,
             suspended: false,
             incomplete: false,
             cursor: None,
-            recent: VecDeque::new(),
+            recent: BTreeMap::new(),
             parked: BTreeMap::new(),
             overflowed: false,
             session: None,
             gap_open: false,
+            is_history: true,
+            past_clears: 0,
+            lost: TierSet::NONE,
             next_id: 0,
             fence: Fence::default(),
         }
@@ -314,7 +132,7 @@ impl Rank {
     pub fn trust(&self) -> Trust {
         if !self.connected {
             Trust::LoadOnly
-        } else if self.suspended || self.session.is_some() || !self.fence.is_open() {
+        } else if self.suspended || !self.fence.is_open() || !self.lost.is_empty() {
             Trust::Degraded
         } else {
             Trust::Exact
@@ -354,11 +172,18 @@ impl Rank {
             Event::Intent { tiers, clear } => self.intent(tiers, clear, &mut out),
             Event::Outcome { kv, clears } => self.outcome(kv, clears, &mut out),
             Event::Distrust { kv } => self.distrust(kv, &mut out),
-            Event::NewIncarnation => self.start_over(&mut out),
+            Event::Declined { kept } => self.declined(kept, &mut out),
+            Event::MayOwe => self.fence.may_owe(),
+            Event::NewIncarnation => self.start_over(LossCause::NewLife, &mut out),
             Event::Lost => self.lost(&mut out),
+            Event::Found => self.found(&mut out),
+            Event::Blind => self.blind(&mut out),
             Event::CatchUp => self.catch_up(&mut out),
+            Event::Late => self.late(&mut out),
+            Event::Marked { id } => self.marked(id, &mut out),
             Event::Tick => self.tick(&mut out),
         }
+        self.compare(event == Event::Tick, &mut out);
         self.suspend_or_restore(&mut out);
         out
     }
@@ -367,6 +192,7 @@ impl Rank {
     /// them.
     fn suspend_or_restore(&mut self, out: &mut Vec<Effect>) {
         let suspended = !self.connected
+            || !self.is_proven()
             || self.incomplete
             || !self.parked.is_empty()
             || self.fence.is_contested();
@@ -381,15 +207,17 @@ impl Rank {
     fn connect(&mut self, out: &mut Vec<Effect>) {
         self.unpark_all(out);
         self.connected = true;
-        self.replay_given_up = mem::take(&mut self.give_up_next);
+        self.given_up_for = mem::take(&mut self.give_up_next).then_some(0);
         self.linked = !self.can_replay();
         if self.can_replay() {
+            self.live_connected(out);
             self.complete_by_replay(out);
         } else {
             // A connection belongs to one process, so what it brings is one life's; what came
             // before is not.
             self.break_off(LossCause::Gap, out);
-            self.incomplete = false;
+            (self.incomplete, self.is_history) = (false, false);
+            self.live_connected(out);
             self.seek_barrier(out);
         }
     }
@@ -405,6 +233,7 @@ impl Rank {
             out.push(Effect::Ignore { seq: head.seq, why: Ignored::Stale });
             return;
         }
+        self.met(head, out);
         if self.was_taken(head) {
             // A batch met live and taken from a replay of this connection's time: one life.
             self.linked = true;
@@ -418,14 +247,15 @@ impl Rank {
         match self.cursor {
             Some(c) if head.seq <= c.seq => self.backwards(head, out),
             Some(c) if head.seq > c.seq + 1 => self.gap(head, head.seq - c.seq - 1, out),
-            _ => self.take(head, out),
+            _ => self.take(head, Origin::Live, out),
         }
     }
 
     /// Whether live batches have to wait for the running replay: it closes a gap, or its end
     /// decides about the fence.
     fn has_to_wait(&self) -> bool {
-        self.session.is_some() && (self.incomplete || self.fence.decides_at_end())
+        let session = self.session.as_ref().filter(|session| !session.is_trial());
+        session.is_some() && (self.incomplete || self.fence.decides_at_end())
     }
 
     fn park(&mut self, head: Head, out: &mut Vec<Effect>) {
@@ -459,8 +289,7 @@ impl Rank {
     fn backwards(&mut self, head: Head, out: &mut Vec<Effect>) {
         let late = self.cursor.is_some_and(|c| c.seq - head.seq < RECENT as u64);
         if self.can_replay() {
-            self.break_off(LossCause::NewLife, out);
-            out.push(Effect::Note(Note::NewLife));
+            self.meet_new_life(out);
             self.linked = false;
             self.park(head, out);
         } else if late && !self.contradicts(head) {
@@ -469,9 +298,8 @@ impl Rank {
             self.missed(out);
             out.push(Effect::Ignore { seq: head.seq, why: Ignored::Late });
         } else {
-            self.break_off(LossCause::NewLife, out);
-            out.push(Effect::Note(Note::NewLife));
-            self.take(head, out);
+            self.meet_new_life(out);
+            self.take(head, Origin::Live, out);
         }
     }
 
@@ -483,51 +311,76 @@ impl Rank {
             self.park(head, out);
         } else {
             self.missed(out);
-            self.take(head, out);
+            self.take(head, Origin::Live, out);
         }
     }
 
     /// Events are lost for good.
     fn missed(&mut self, out: &mut Vec<Effect>) {
         self.demote(TierSet::ALL, Belief::Unknown, LossCause::Gap, out);
-        self.fence.forget_owed();
+        self.fence.miss_owed();
         out.push(Effect::Note(Note::GapNotClosed));
     }
 
     /// Applies a batch in its turn.
-    fn take(&mut self, head: Head, out: &mut Vec<Effect>) {
+    fn take(&mut self, head: Head, origin: Origin, out: &mut Vec<Effect>) {
         if !head.readable {
             self.missed(out);
             self.remember(Cursor { seq: head.seq, digest: head.digest });
             return;
         }
-        let (clear, explained) = self.fence.explain(head.clears, out);
+        let clears = self.fence.explain(head.clears);
+        self.note_clears(clears, origin, out);
         let mut gain = TierSet::ALL.without(self.fence.closed());
+        let mut cleared = TierSet::NONE;
         if head.clears > 0 {
+            cleared = TierSet::ALL.iter().filter(|t| clears.fate.get(*t).is_some()).collect();
             // A connector's events follow the gpu's in a batch and its reset leaves those pending
             // (vLLM 0.32.0, v1/kv_offload/cpu/manager.py, read): a store in the batch of a clear
             // may be of a block that the clear took.
-            let cleared = TierSet::CONNECTOR.iter().filter(|t| clear.get(*t).is_some()).collect();
-            gain = gain.without(cleared);
+            gain = gain.without(cleared.without(TierSet::GPU));
         }
+        let (clear, explained) = (clears.fate, clears.is_own());
         out.push(Effect::Take(Take { seq: head.seq, gain, clear, explained }));
+        self.aside_cleared(cleared, out);
         self.remember(Cursor { seq: head.seq, digest: head.digest });
         self.fence_passed_batch(head, out);
     }
 
-    /// The live connection is another life's than the engine's of now.
-    fn start_over(&mut self, out: &mut Vec<Effect>) {
-        self.break_off(LossCause::NewLife, out);
+    /// Counts the clears that no action of fak's explains. Those that replays bring are noted
+    /// together once the replay is through.
+    fn note_clears(&mut self, clears: fence::Clears, origin: Origin, out: &mut Vec<Effect>) {
+        if clears.ambiguous > 0 {
+            out.push(Effect::Note(Note::ClearAmbiguous { clears: clears.ambiguous }));
+        }
+        match origin {
+            Origin::Live if clears.foreign > 0 => {
+                out.push(Effect::Note(Note::ClearUnexplained { clears: clears.foreign }));
+            }
+            Origin::Live => {}
+            Origin::Replay => {
+                self.past_clears = self.past_clears.saturating_add(clears.foreign);
+            }
+        }
+    }
+
+    /// The live connection is another life's than the engine's of now, or than the replay's.
+    fn start_over(&mut self, cause: LossCause, out: &mut Vec<Effect>) {
+        self.break_off(cause, out);
+        if cause == LossCause::NewLife {
+            self.fence.forget_maybe();
+        }
         out.push(Effect::Note(Note::NewLife));
         self.connected = false;
         out.push(Effect::Reconnect);
     }
 
-    fn lost(&mut self, out: &mut Vec<Effect>) {
-        self.demote(TierSet::ALL, Belief::Unknown, LossCause::Doubt, out);
-    }
-
     fn tick(&mut self, out: &mut Vec<Effect>) {
+        if !self.connected {
+            return;
+        }
+        self.tick_live(out);
+        self.tick_replay(out);
         if self.connected && self.session.is_none() && !self.fence.is_open() {
             self.seek_barrier(out);
         }
@@ -537,11 +390,18 @@ impl Rank {
     /// any more.
     fn new_life(&mut self, out: &mut Vec<Effect>) {
         if self.linked {
-            return self.start_over(out);
+            return self.start_over(LossCause::NewLife, out);
         }
-        self.break_off(LossCause::NewLife, out);
-        out.push(Effect::Note(Note::NewLife));
+        self.meet_new_life(out);
         self.complete_by_replay(out);
+    }
+
+    /// Another life on a connection that did not end.
+    fn meet_new_life(&mut self, out: &mut Vec<Effect>) {
+        self.break_off(LossCause::NewLife, out);
+        self.fence.forget_maybe();
+        out.push(Effect::Note(Note::NewLife));
+        self.live_restarted(out);
     }
 
     /// Nothing known of this rank can be tied to what comes next.
@@ -552,29 +412,34 @@ impl Rank {
         out.push(Effect::ForgetIdentities);
         self.cursor = None;
         self.recent.clear();
+        self.is_history = true;
         self.fence.restart();
     }
 
     fn remember(&mut self, cursor: Cursor) {
         self.cursor = Some(cursor);
-        if self.recent.len() == RECENT {
-            self.recent.pop_front();
+        self.recent.insert(cursor.seq, cursor.digest);
+        let expected = self.live.expects_from();
+        while let Some((&first, _)) = self.recent.first_key_value()
+            && self.recent.len() > RECENT
+            && (self.recent.len() > AHEAD || expected.is_none_or(|from| first < from))
+        {
+            self.recent.pop_first();
         }
-        self.recent.push_back(cursor);
     }
 
     fn was_taken(&self, head: Head) -> bool {
-        self.recent.contains(&Cursor { seq: head.seq, digest: head.digest })
+        self.recent.get(&head.seq) == Some(&head.digest)
     }
 
     fn can_replay(&self) -> bool {
-        self.config.replay && !self.replay_given_up
+        self.config.replay && self.given_up_for.is_none()
     }
 
-    fn demote(&self, tiers: TierSet, to: Belief, cause: LossCause, out: &mut Vec<Effect>) {
-        if !tiers.is_empty() {
-            out.push(Effect::Demote { tiers, to, cause });
-        }
+    fn next_marker(&mut self) -> u64 {
+        self.next_id += 1;
+        self.fence.renew_marker(self.next_id);
+        self.next_id
     }
 
     fn unpark_all(&mut self, out: &mut Vec<Effect>) {

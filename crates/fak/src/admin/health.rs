@@ -2,7 +2,8 @@
 //!
 //! Invariant: alive says nothing of the workers; ready says that every model that is known has a
 //! worker that serves it. A ledger that takes no rows is shown and does not end readiness: requests
-//! are served without it, actions are not.
+//! are served without it, actions are not. So are event streams that do not come: requests are
+//! served, and nothing is claimed.
 
 use std::collections::BTreeMap;
 
@@ -34,6 +35,7 @@ pub(super) async fn ready(State(state): State<AdminState>) -> Response {
     let body = json!({
         "ready": is_ready, "models": serving, "reasons": reasons, "ledger": ledger,
         "warnings": warnings,
+        "event_streams": faults(&fleet),
     });
     (status, Json(body)).into_response()
 }
@@ -53,6 +55,19 @@ fn serving(fleet: &Snapshot) -> BTreeMap<&str, usize> {
         }
     }
     serving
+}
+
+/// The ranks of whose caches nothing is claimed, since their events do not come.
+fn faults(fleet: &Snapshot) -> Vec<serde_json::Value> {
+    let ranks = |view: &View| {
+        let worker = view.worker.id.to_string();
+        let faults = view.state.streams.iter().filter_map(|stream| {
+            let (rank, reason) = (stream.rank, stream.fault()?);
+            Some(json!({ "worker": worker, "rank": rank, "reason": reason }))
+        });
+        faults.collect::<Vec<_>>()
+    };
+    fleet.workers.iter().flat_map(ranks).collect()
 }
 
 fn reasons(fleet: &Snapshot, serving: &BTreeMap<&str, usize>) -> Vec<String> {

@@ -71,6 +71,10 @@ pub struct Stream {
     pub last_seq: Option<u64>,
     /// Whether its engine looks prompts up while no event of it is heard.
     pub blind: bool,
+    /// Whether its live connection brings less than its engine publishes.
+    pub dead: bool,
+    /// How long its live connection has been silent; null where it never brought a batch.
+    pub last_event_age_ms: Option<u64>,
 }
 
 /// A session.

@@ -36,6 +36,13 @@ pub(super) async fn scrape(State(state): State<AdminState>) -> Response {
             let labels = [("worker", worker), ("phase", phase.as_str())];
             families.gauge(&WORKER_PHASE, &labels, f64::from(u8::from(is_it)));
         }
+        for stream in view.state.streams.iter() {
+            let number = stream.rank.to_string();
+            let labels = [("worker", worker), ("rank", number.as_str())];
+            if let Some(age) = stream.last_event_age() {
+                families.gauge(&EVENTS_AGE, &labels, age.as_secs_f64());
+            }
+        }
         // One that does not answer gives no signals.
         if let Some(metrics) = view.state.metrics.as_deref().filter(|_| view.state.is_reachable) {
             engines::add(&mut families, worker, &metrics.total());
@@ -65,6 +72,10 @@ struct Family(&'static str, &'static str);
 
 const WORKER_PHASE: Family =
     Family("fak_worker_phase", "1 for the phase that the worker is in, 0 for the others.");
+const EVENTS_AGE: Family = Family(
+    "fak_events_last_age_seconds",
+    "How long a rank's live event connection has been silent.",
+);
 const WITNESS_ROWS: Family = Family(
     "fak_witness_rows_total",
     "Witness rows since fak started, by action and by what happened to the KV of the gpu tier.",

@@ -115,6 +115,10 @@ fn stream(of: &fleet::Stream) -> json::Stream {
         state: of.trust.to_string(),
         last_seq: of.last_seq,
         blind: of.is_blind,
+        dead: of.is_dead,
+        last_event_age_ms: of
+            .last_event_age()
+            .map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
     }
 }
 

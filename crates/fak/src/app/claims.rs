@@ -12,6 +12,7 @@ use fak_kernel::Tier;
 use fak_kernel::rank::Trust;
 use fak_kernel::vocab::PerTier;
 use fak_wire::metrics::Snapshot as Metrics;
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::Error;
@@ -22,7 +23,7 @@ use crate::engine::{Admitted, Capabilities, Engine, Learnt, Models, Named, Unmat
 use crate::events::discover::{self, Source};
 use crate::events::recorder::Recorder;
 use crate::events::stream::{Handle, Sink, Stream};
-use crate::lifecycle::offload;
+use crate::lifecycle::{Form, offload, serve_markers};
 use crate::runtime::{OnExit, TaskGroup};
 
 /// Time for the event sockets to stand before the first call.
@@ -51,6 +52,8 @@ pub(super) struct Claims {
     /// No adapter can be loaded under a name that is served.
     are_adapters_fixed: bool,
     tasks: TaskGroup,
+    /// How markers are sent, while this lives.
+    _form: watch::Sender<Option<Form>>,
 }
 
 /// A prompt as the engine's cache sees it.
@@ -71,7 +74,7 @@ impl Claims {
     /// Listens to the worker's events, and waits a little until they can be heard. `metrics`: the
     /// worker's, where it gives any.
     pub(super) async fn start(
-        worker: &Worker,
+        (worker, engine): (&Worker, &Engine),
         told: &Capabilities,
         metrics: &Metrics,
     ) -> Result<Self, Error> {
@@ -87,6 +90,11 @@ impl Claims {
         let mut tasks = TaskGroup::new();
         let id: Arc<str> = worker.id.as_str().into();
         let mut ranks = Vec::with_capacity(sources.len());
+        let model = told.models.told().and_then(Models::base);
+        let form = watch::Sender::new(model.map(|model| Form {
+            model: Arc::clone(model),
+            block_size: told.block_size.told().copied(),
+        }));
         for source in sources {
             let sink = Sink {
                 index: Arc::clone(&index),
@@ -96,6 +104,8 @@ impl Claims {
             };
             let (stream, handle) = Stream::new(&id, source, sink);
             tasks.spawn("events", OnExit::Report, stream.run(tasks.shutdown()));
+            let (engine, form) = (engine.clone(), form.subscribe());
+            tasks.spawn("markers", OnExit::Report, serve_markers(engine, handle.clone(), form));
             ranks.push(handle);
         }
         let all_heard = async {
@@ -109,7 +119,17 @@ impl Claims {
         }
         let models = told.models.told().cloned().unwrap_or_default();
         let are_adapters_fixed = told.loads_adapters.told() == Some(&false);
-        Ok(Self { index, recorder, ranks, is_whole, speculates, models, are_adapters_fixed, tasks })
+        Ok(Self {
+            _form: form,
+            index,
+            recorder,
+            ranks,
+            is_whole,
+            speculates,
+            models,
+            are_adapters_fixed,
+            tasks,
+        })
     }
 
     /// The prompt of a call; `None` where its tokens are not known.

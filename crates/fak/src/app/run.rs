@@ -45,7 +45,7 @@ pub(super) async fn run(args: &RunArgs) -> Result<Exit, Error> {
     let capabilities = engine.capabilities().await;
     let model = model(&worker, &capabilities)?;
     let metrics = engine.scrape().await.unwrap_or_default();
-    let claims = Claims::start(&worker, &capabilities, &metrics).await?;
+    let claims = Claims::start((&worker, &engine), &capabilities, &metrics).await?;
     say(format_args!(
         "fak run: engine {} {}, worker {}, model {model}",
         args.engine.as_str(),

@@ -34,11 +34,6 @@ pub enum Ask {
     },
     /// A new live connection.
     Reconnect,
-    /// A marker request, once the worker serves.
-    Mark {
-        /// Names it.
-        id: u64,
-    },
     /// Something worth a log line, a count or a row.
     Tell(Note),
 }
@@ -171,6 +166,19 @@ impl Fold {
         self.rank.is_contested()
     }
 
+    /// Whether the live connection was seen to bring less than the engine publishes, and has not
+    /// shown better since.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.rank.is_dead()
+    }
+
+    /// The marker that the kernel waits for, if it does.
+    #[must_use]
+    pub fn wanted_marker(&self) -> Option<u64> {
+        self.rank.wanted_marker()
+    }
+
     /// The last batch that was folded.
     #[must_use]
     pub fn last_seq(&self) -> Option<u64> {
@@ -252,6 +260,8 @@ impl Fold {
                 Effect::Demote { tiers, to, cause } => {
                     self.index.demote(self.id, tiers, to, Loss { cause, origin });
                 }
+                Effect::SetAside { tiers } => self.index.set_aside(self.id, tiers),
+                Effect::Reinstate { tiers } => self.index.reinstate(self.id, tiers),
                 Effect::ForgetIdentities => self.index.forget_identities(self.id),
                 Effect::Suspend => self.index.suspend(self.id),
                 Effect::Restore => self.index.restore(self.id),
@@ -262,12 +272,13 @@ impl Fold {
                     asks.push(Ask::Replay { session, from, attempt })
                 }
                 Effect::Reconnect => asks.push(Ask::Reconnect),
-                Effect::Mark { id } => asks.push(Ask::Mark { id }),
+                // Whoever can send one reads it from the rank's status.
+                Effect::Mark { .. } => {}
                 Effect::Note(note) => {
                     match note {
                         Note::Gap { lost } => self.recorder.gap(&self.name, lost),
                         Note::GapNotClosed | Note::NewLife => self.tally.breaks += 1,
-                        Note::GapClosed | Note::ClearUnexplained { .. } | Note::Settled => {}
+                        _ => {}
                     }
                     asks.push(Ask::Tell(note));
                 }

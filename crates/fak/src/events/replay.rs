@@ -31,6 +31,9 @@ pub struct Limits {
     pub batches_max: u64,
     /// Bytes of payload in all.
     pub bytes_max: u64,
+    /// Time for the connecting, for the first answer, and between two. Beyond 1,000 batches a
+    /// ROUTER drops the end marker with the rest (observed), and then nothing comes any more.
+    pub quiet_max: Duration,
     /// What may lie in memory at once. A large read-ahead matters here: a ROUTER up to 0.32.0 drops
     /// what a reader has not taken when 1,000 batches are waiting.
     pub wire: zmtp::Limits,
@@ -41,6 +44,7 @@ impl Default for Limits {
         Self {
             batches_max: 1_000_000,
             bytes_max: 4 << 30,
+            quiet_max: Duration::from_secs(10),
             wire: zmtp::Limits { read_ahead_bytes: 64 << 20, ..zmtp::Limits::default() },
         }
     }
@@ -62,8 +66,8 @@ pub enum Error {
     /// No connection, so nothing was asked.
     #[error("cannot ask for a replay")]
     Connect(#[source] zmtp::Error),
-    /// No end marker by the deadline.
-    #[error("the replay has no end by its deadline (last batch {last_seq:?})")]
+    /// No end marker by the deadline, or nothing for too long.
+    #[error("the replay has no end by its deadline, or went quiet (last batch {last_seq:?})")]
     Timeout {
         /// The last batch that came.
         last_seq: Option<u64>,
@@ -104,6 +108,8 @@ pub struct Replay {
     connection: Connection,
     limits: Limits,
     deadline: Instant,
+    /// When it was asked for, or brought something last.
+    heard_at: Instant,
     last_seq: Option<u64>,
     batches: u64,
     bytes: u64,
@@ -126,7 +132,8 @@ impl Replay {
         within: Duration,
     ) -> Result<Self, Error> {
         let deadline = Instant::now() + within;
-        let mut connection = Connection::open(endpoint, Role::Dealer, limits.wire, within)
+        let connect_within = within.min(limits.quiet_max);
+        let mut connection = Connection::open(endpoint, Role::Dealer, limits.wire, connect_within)
             .await
             .map_err(Error::Connect)?;
         let request = frames::replay_request(from);
@@ -135,6 +142,7 @@ impl Replay {
             connection,
             limits,
             deadline,
+            heard_at: Instant::now(),
             last_seq: None,
             batches: 0,
             bytes: 0,
@@ -159,12 +167,13 @@ impl Replay {
         if Instant::now() >= self.deadline {
             return Err(Error::Timeout { last_seq });
         }
-        let mut frames = match tokio::time::timeout_at(self.deadline, self.connection.recv()).await
-        {
+        let until = self.deadline.min(self.heard_at + self.limits.quiet_max);
+        let mut frames = match tokio::time::timeout_at(until, self.connection.recv()).await {
             Ok(Ok(frames)) => frames,
             Ok(Err(source)) => return Err(Error::Cut { last_seq, source }),
             Err(_) => return Err(Error::Timeout { last_seq }),
         };
+        self.heard_at = Instant::now();
         match frames::replay_reply(&frames) {
             Ok(Reply::End) => {
                 self.has_ended = true;

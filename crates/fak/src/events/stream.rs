@@ -13,13 +13,14 @@ use bytes::Bytes;
 use fak_index::{Index, Loss, RankId, RankOptions};
 use fak_kernel::rank::{self, Event, Note, Trust};
 use fak_kernel::{Belief, LossCause, TierSet};
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep};
 
 use super::Item;
 use super::discover::Source;
 use super::endpoint::Endpoint;
 use super::fold::{Ask, Fold, Marker, Tally};
+use super::notes;
 use super::recorder::{self, Recorder};
 use super::replay::{self, Replay};
 use super::zmq::{Options, Subscription};
@@ -30,8 +31,10 @@ use crate::runtime::Shutdown;
 const REPLAY_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before a replay that was tried before; doubles with each try.
 const REPLAY_RETRY_AFTER: Duration = Duration::from_millis(100);
-/// How often a barrier that could not be reached is tried again.
-const TICK: Duration = Duration::from_secs(1);
+/// Time for a first try's connecting, its first answer, and between two; doubles with each try.
+const REPLAY_QUIET: Duration = Duration::from_secs(1);
+/// The kernel's tick: what it counts in.
+const TICK: Duration = Duration::from_millis(250);
 /// Facts from other parts that may wait.
 const COMMANDS_MAX: usize = 64;
 
@@ -48,10 +51,23 @@ pub struct Status {
     pub last_seq: Option<u64>,
     /// The marker that the kernel wants sent, if one is.
     pub marker: Option<u64>,
+    /// Whether the live connection was seen to bring less than the engine publishes, and has not
+    /// shown better since. Nothing is claimed of the rank then.
+    pub is_dead: bool,
+    /// When the live connection last brought a batch.
+    pub last_event_at: Option<Instant>,
     /// Connections made so far: each may be to another process.
     pub connections: u64,
     /// What it has shown of clears.
     pub tally: Tally,
+}
+
+impl Status {
+    /// How long the live connection has been silent; `None` where it never brought a batch.
+    #[must_use]
+    pub fn last_event_age(&self) -> Option<Duration> {
+        self.last_event_at.map(|at| at.elapsed())
+    }
 }
 
 enum Command {
@@ -66,6 +82,7 @@ pub struct Handle {
     id: RankId,
     rank: u32,
     commands: mpsc::Sender<Command>,
+    late: Arc<Notify>,
     status: watch::Receiver<Status>,
 }
 
@@ -101,6 +118,13 @@ impl Handle {
         let (done, is_done) = oneshot::channel();
         self.commands.send(Command::Fact { event, done }).await.map_err(|_| Ended)?;
         is_done.await.map_err(|_| Ended)
+    }
+
+    /// A batch that the engine owes is late, as where an answer that computed a block was followed
+    /// by none: what it published is asked for. Never waits; calls that come before it was asked
+    /// are one.
+    pub fn catch_up(&self) {
+        self.late.notify_one();
     }
 
     /// Says which store will be the marker's. To be called before its request is sent.
@@ -140,9 +164,8 @@ pub struct Sink {
     pub options: RankOptions,
     /// What happened.
     pub recorder: Arc<Recorder>,
-    /// Who is told what the stream notices, with the rank's number; what does not fit is only
-    /// logged.
-    pub notes: Option<mpsc::Sender<(u32, Note)>>,
+    /// Who is told what the stream notices.
+    pub notes: Option<notes::Sender>,
 }
 
 /// A rank's stream; it lives by [`run`](Self::run).
@@ -155,7 +178,9 @@ pub struct Stream {
     replay_at: Option<Endpoint>,
     replay: Replaying,
     commands: mpsc::Receiver<Command>,
+    late: Arc<Notify>,
     status: watch::Sender<Status>,
+    last_event_at: Option<Instant>,
     tick: Interval,
     connections: u64,
 }
@@ -169,7 +194,8 @@ impl Stream {
         // An engine that was there before may hold anything.
         let loss = Loss::without_event(LossCause::Gap);
         sink.index.demote(id, TierSet::ALL, Belief::Unknown, loss);
-        let config = rank::Config { replay: source.replay.is_some(), ..rank::Config::default() };
+        let replay = source.replay.is_some();
+        let config = rank::Config { replay, ..rank::Config::default() };
         let fold = Fold::new(
             rank::Rank::new(config),
             (Arc::clone(&sink.index), id),
@@ -178,6 +204,7 @@ impl Stream {
         );
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);
         let (status, status_read) = watch::channel(status_of(&fold, None, 0));
+        let late = Arc::new(Notify::new());
         let mut tick = interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stream = Self {
@@ -189,11 +216,13 @@ impl Stream {
             replay_at: source.replay,
             replay: Replaying::None,
             commands,
+            late: Arc::clone(&late),
             status,
+            last_event_at: None,
             tick,
             connections: 0,
         };
-        (stream, Handle { id, rank: source.rank, commands: sender, status: status_read })
+        (stream, Handle { id, rank: source.rank, commands: sender, late, status: status_read })
     }
 
     /// Folds until told to stop. Then nothing is believed of the rank any more.
@@ -201,19 +230,26 @@ impl Stream {
         loop {
             let asks = tokio::select! {
                 () = stop.requested() => break,
-                item = self.live.next() => {
-                    self.connections += u64::from(matches!(item, Item::Connected { .. }));
-                    self.fold.item(item)
-                }
+                item = self.live.next() => self.heard(item),
                 step = self.replay.next() => self.replayed(step),
                 command = self.commands.recv() => match command {
                     Some(command) => self.obey(command),
                     None => break,
                 },
+                () = self.late.notified() => self.fold.fact(Event::Late),
                 _ = self.tick.tick() => self.fold.fact(Event::Tick),
             };
             self.carry_out(asks);
         }
+    }
+
+    fn heard(&mut self, item: Item) -> Vec<Ask> {
+        match item {
+            Item::Connected { .. } => self.connections += 1,
+            Item::Batch { .. } => self.last_event_at = Some(Instant::now()),
+            Item::Bad { .. } | Item::Disconnected { .. } => {}
+        }
+        self.fold.item(item)
     }
 
     fn obey(&mut self, command: Command) -> Vec<Ask> {
@@ -230,8 +266,8 @@ impl Stream {
             }
             Command::Watch { tokens, done } => {
                 self.fold.watch(tokens);
-                let marker = self.status.borrow().marker;
-                self.status.send_replace(status_of(&self.fold, marker, self.connections));
+                let now = status_of(&self.fold, self.last_event_at, self.connections);
+                self.status.send_replace(now);
                 // Whoever asked may have gone; nothing depends on it.
                 let _ = done.send(());
                 Vec::new()
@@ -251,7 +287,6 @@ impl Stream {
     }
 
     fn carry_out(&mut self, asks: Vec<Ask>) {
-        let mut marker = self.status.borrow().marker;
         for ask in asks {
             match ask {
                 Ask::Replay { session, from, attempt } => {
@@ -260,18 +295,16 @@ impl Stream {
                     }
                 }
                 Ask::Reconnect => self.live.reconnect(),
-                Ask::Mark { id } => marker = Some(id),
                 Ask::Tell(note) => self.tell(note),
             }
         }
-        let now = status_of(&self.fold, marker, self.connections);
+        let now = status_of(&self.fold, self.last_event_at, self.connections);
         self.status.send_if_modified(|status| std::mem::replace(status, now) != now);
     }
 
     fn tell(&self, note: Note) {
         if let Some(notes) = &self.sink.notes {
-            // A full channel means that its owner is far behind, and will look for itself.
-            let _ = notes.try_send((self.name.rank, note));
+            notes.send(self.name.rank, note);
         }
         let rank = &self.name;
         match note {
@@ -282,6 +315,17 @@ impl Stream {
             Note::ClearUnexplained { clears } => {
                 tracing::warn!(%rank, clears, "somebody else cleared the cache");
             }
+            Note::ClearAmbiguous { clears } => {
+                tracing::info!(%rank, clears, "a clear that may be of an action of fak's own");
+            }
+            Note::ClearPast { clears } => {
+                tracing::info!(%rank, clears, "clears of the time before fak listened");
+            }
+            Note::LiveDead => {
+                tracing::warn!(%rank, "the live connection brings less than the engine publishes");
+            }
+            Note::Tied => tracing::debug!(%rank, "a marker came back on the live connection"),
+            Note::Kept => tracing::info!(%rank, "the engine kept its cache: it counts again"),
             Note::Settled => tracing::debug!(%rank, "settled"),
         }
     }
@@ -294,14 +338,15 @@ impl Drop for Stream {
     }
 }
 
-fn status_of(fold: &Fold, marker: Option<u64>, connections: u64) -> Status {
-    let is_settled = fold.is_settled();
+fn status_of(fold: &Fold, last_event_at: Option<Instant>, connections: u64) -> Status {
     Status {
         trust: fold.trust(),
-        is_settled,
+        is_settled: fold.is_settled(),
         is_contested: fold.is_contested(),
         last_seq: fold.last_seq(),
-        marker: marker.filter(|_| !is_settled),
+        marker: fold.wanted_marker(),
+        is_dead: fold.is_dead(),
+        last_event_at,
         connections,
         tally: fold.tally(),
     }
@@ -330,9 +375,11 @@ impl Replaying {
             0 => Duration::ZERO,
             n => REPLAY_RETRY_AFTER * 2u32.pow(u32::from(n.min(6)) - 1),
         };
+        let quiet_max = REPLAY_QUIET * 2u32.pow(u32::from(attempt.min(3)));
         let asking = Box::pin(async move {
             sleep(pause).await;
-            Replay::ask(&endpoint, from, replay::Limits::default(), REPLAY_WITHIN).await
+            let limits = replay::Limits { quiet_max, ..replay::Limits::default() };
+            Replay::ask(&endpoint, from, limits, REPLAY_WITHIN).await
         });
         Self::Asking { session, asking }
     }

@@ -28,6 +28,7 @@ use super::{proof, weights};
 use crate::engine;
 use crate::events::blind;
 use crate::events::discover::Source;
+use crate::events::notes;
 use crate::events::stream::{Handle, Sink, Status};
 use crate::fleet::{self, Counted, Fleet, Identity, Rank, State, Worker};
 use crate::runtime::Shutdown;
@@ -68,7 +69,7 @@ pub struct Owner {
     /// Of each rank, in the same order: what is followed for it.
     pub(super) followed: Vec<Followed>,
     /// What ranks notice, with their numbers: for their streams, and what came.
-    pub(super) notes: (mpsc::Sender<RankNote>, mpsc::Receiver<RankNote>),
+    pub(super) notes: (notes::Sender, notes::Receiver),
     pub(super) failures: u32,
     /// What the engine told in this life.
     pub(super) told: engine::Capabilities,
@@ -115,11 +116,6 @@ pub struct Owner {
     pub(super) backlog: Backlog,
 }
 
-type RankNote = (u32, Note);
-
-/// Notes of ranks that may wait for their owner; more are logged by the rank alone.
-const NOTES_MAX: usize = 256;
-
 impl Owner {
     pub(super) fn new(
         config: &Config,
@@ -137,7 +133,7 @@ impl Owner {
             state: State::unobserved(),
             ranks: Vec::new(),
             followed: Vec::new(),
-            notes: mpsc::channel(NOTES_MAX),
+            notes: notes::channel(),
             failures: 0,
             told: engine::Capabilities::default(),
             has_learnt: false,
@@ -180,11 +176,7 @@ impl Owner {
             tokio::select! {
                 () = stop.requested() => break,
                 _ = tick.tick() => self.look().await,
-                note = self.notes.1.recv() => {
-                    if let Some((rank, note)) = note {
-                        self.note(rank, note).await;
-                    }
-                }
+                (rank, note) = self.notes.1.recv() => self.note(rank, note).await,
                 command = self.commands.recv() => match command {
                     Some(Command::Act { request, done }) => {
                         self.hold_markers();
@@ -313,7 +305,7 @@ impl Owner {
             let mv = if self.has_joined { Move::Drift } else { Move::Join };
             let _ = self.notice_as(mv, &observed, shown).await;
         }
-        self.watch_for_blindness(look);
+        self.watch_for_blindness(look).await;
         if let (Some(metrics), Phase::Serving) = (&look.metrics, self.state.phase()) {
             let (now, patience) = (Instant::now(), self.config.patience);
             self.state.is_progressing = self.progress.see(metrics, now, patience);
@@ -323,7 +315,7 @@ impl Owner {
         Ok(())
     }
 
-    fn watch_for_blindness(&mut self, look: &Look) {
+    async fn watch_for_blindness(&mut self, look: &Look) {
         let Some(metrics) = &look.metrics else { return };
         let now = Instant::now();
         for (rank, followed) in self.ranks.iter().zip(&mut self.followed) {
@@ -335,6 +327,10 @@ impl Owner {
                 tracing::warn!(%worker, rank, causes, "blind: lookups without any event");
             }
             followed.is_blind = found;
+            if found {
+                // A stream that has ended believes nothing any more.
+                let _ = rank.tell(Event::Blind).await;
+            }
         }
     }
 
@@ -354,7 +350,7 @@ impl Owner {
                 self.forget_life();
                 return self.look().await;
             }
-            Note::Gap { .. } | Note::GapClosed | Note::Settled => return,
+            _ => return,
         };
         let verdict = self.judge_noticed(mv, &Observed::Nothing);
         let intent = NewIntent { rank: Some(rank), ..self.new_intent(mv, None, Value::Null) };
@@ -465,9 +461,10 @@ impl Owner {
     pub(super) fn publish_standing(&mut self) {
         self.slept = self.slept.filter(|_| self.state.phase() == Phase::Sleeping);
         let watched = self.ranks.iter().zip(&self.followed).map(|(handle, followed)| {
-            let Status { trust, last_seq, .. } = handle.status();
+            let Status { trust, last_seq, is_dead, last_event_at, .. } = handle.status();
             let is_blind = followed.is_blind;
-            let stream = fleet::Stream { rank: handle.rank(), trust, last_seq, is_blind };
+            let rank = handle.rank();
+            let stream = fleet::Stream { rank, trust, last_seq, is_blind, is_dead, last_event_at };
             (Rank { number: handle.rank(), id: handle.id(), trust }, stream)
         });
         let (ranks, streams): (Vec<_>, Vec<_>) = watched.unzip();

@@ -66,7 +66,7 @@ enum Kind {
     SleepKeepTier,
     /// Publishes no clear of its own.
     Wake,
-    /// 200, `success:false`: the gpu's cache is as it was, which fak cannot know.
+    /// 200, `success:false`: the gpu's cache is as it was, which a marker has to show.
     ResetRefused,
     /// 200, `success:false`, and the tier wiped all the same.
     ResetExternalRefused,
@@ -133,6 +133,8 @@ pub(crate) struct World {
     answers: VecDeque<Answer>,
     /// What fak knows the hashes of.
     named: BTreeSet<Block>,
+    /// The worker was called lost, and not found since.
+    is_lost: bool,
     /// Events up to this number have reached fak.
     heard: u64,
     known_life: u64,
@@ -157,7 +159,8 @@ impl World {
     pub(crate) fn new(seed: u64) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let (parked_max, attempts_max) = (1 + rng.usize(..6), 1 + rng.u8(..3));
-        let config = Config { replay: rng.u8(..4) > 0, parked_max, attempts_max };
+        let tie = rng.u8(..4) > 0;
+        let config = Config { replay: rng.u8(..4) > 0, tie, parked_max, attempts_max };
         let buffer_max = 1 + rng.usize(..30);
         Self::with(seed, rng, config, buffer_max)
     }
@@ -188,6 +191,7 @@ impl World {
             late_call: false,
             answers: VecDeque::new(),
             named: BTreeSet::new(),
+            is_lost: false,
             heard: 0,
             known_life: 1,
             restarted_at: 0,
@@ -213,7 +217,7 @@ impl World {
         if self.rng.u8(..100) < self.actions {
             return self.advance_action();
         }
-        match self.rng.u8(..85) {
+        match self.rng.u8(..90) {
             0..12 => self.prefill(true),
             12..14 => self.prefill(false),
             14..18 => self.engine.step(),
@@ -222,12 +226,13 @@ impl World {
             50..62 => self.receive_replay(),
             62..65 => self.evict(),
             65..67 => self.duplicate(),
-            67..69 => self.feed("tick", Event::Tick, None),
+            67..69 => self.tick(),
             69..71 => self.answer_marker(),
             71..74 => self.report(),
             74..80 => self.receive_answer(),
-            80..82 => self.set_aside(),
-            82..84 => self.reinstate(),
+            80 => self.lose(),
+            81..84 => self.find(),
+            84..89 => self.answer_marker(),
             _ => self.foreign_clear(),
         }
     }
@@ -244,8 +249,15 @@ impl World {
             8 => self.receive_torn(),
             9 => self.notice_incarnation(),
             10 => self.distrust(),
+            _ if self.is_lost => self.find(),
             _ => self.lose(),
         }
+    }
+
+    /// The shell sends a marker again where its store was lost.
+    fn tick(&mut self) {
+        self.feed("tick", Event::Tick, None);
+        self.marker = self.marker.or(self.rank.wanted_marker());
     }
 
     fn prompt(&mut self) -> Vec<u16> {
@@ -291,20 +303,6 @@ impl World {
         let prompt = self.prompt();
         self.note(|| format!("report {prompt:?}"));
         self.engine.report(&prompt);
-    }
-
-    /// Something makes fak doubt what it believes for a while. Not behind a closed fence: what is
-    /// stored there belongs to the time before an action.
-    fn set_aside(&mut self) {
-        if self.is_sound() {
-            self.note(|| "set aside".into());
-            self.index.set_aside(self.id, TierSet::ALL);
-        }
-    }
-
-    fn reinstate(&mut self) {
-        self.note(|| "reinstate".into());
-        self.index.reinstate(self.id, TierSet::ALL);
     }
 
     fn pick(&mut self, tier: Tier) -> Option<Block> {
@@ -366,6 +364,9 @@ impl World {
 
     fn conclude(&mut self, kind: Kind) {
         let (kv, clears) = kind.verdict();
+        if kind == Kind::ResetRefused {
+            return self.feed("declined", Event::Declined { kept: TierSet::GPU }, None);
+        }
         // What was lost on these tiers before now is fak's to know, whatever took it.
         for ((tier, _), how) in &mut self.engine.lost {
             if kind.touches().has(*tier) {
@@ -388,13 +389,24 @@ impl World {
     }
 
     fn lose(&mut self) {
+        self.is_lost = true;
         self.feed("lost", Event::Lost, None);
+    }
+
+    /// The process is told by its start time; another one is told as another incarnation.
+    fn find(&mut self) {
+        self.notice_incarnation();
+        self.is_lost = false;
+        self.feed("found", Event::Found, None);
     }
 
     fn answer_marker(&mut self) {
         if let Some(id) = self.marker.take() {
             self.note(|| format!("marker {id}"));
             self.engine.mark(id);
+            if self.rng.u8(..8) == 0 {
+                self.feed("marked", Event::Marked { id }, None);
+            }
         }
     }
 
@@ -558,6 +570,8 @@ impl World {
                 Effect::Demote { tiers, to, cause } => {
                     self.index.demote(self.id, tiers, to, Loss::without_event(cause));
                 }
+                Effect::SetAside { tiers } => self.index.set_aside(self.id, tiers),
+                Effect::Reinstate { tiers } => self.index.reinstate(self.id, tiers),
                 Effect::ForgetIdentities => {
                     self.named.clear();
                     self.index.forget_identities(self.id);
@@ -701,7 +715,9 @@ impl World {
         if self.connection.as_ref().is_none_or(|c| c.life != self.engine.life) {
             self.reconnect();
         }
-        self.reinstate();
+        if self.is_lost {
+            self.find();
+        }
         self.drain();
         let fresh: Vec<u16> = (0..3).map(|n| 100 + n).collect();
         self.engine.prefill(&fresh);
@@ -757,11 +773,15 @@ impl World {
             let idle = self.engine.is_published()
                 && self.replay.is_none()
                 && self.connection.as_ref().is_some_and(|c| c.sent.is_empty());
-            if idle && self.rank.trust() != Trust::LoadOnly && self.rank.is_settled() {
+            // Where no marker can be sent, a connection that was opened anew waits for a batch; so
+            // does a clear that may be somebody else's.
+            let is_asked = self.rank.wanted_marker().is_some();
+            let waits = (self.rank.is_dead() || self.rank.is_contested()) && !is_asked;
+            if idle && (self.rank.trust() == Trust::Exact || waits) {
                 return;
             }
             if idle {
-                self.feed("tick", Event::Tick, None);
+                self.tick();
             }
         }
         panic!("never settles: {:?}\n{}", self.rank.trust(), self.log.join("\n"));
@@ -798,7 +818,34 @@ impl World {
             6 => self.duplicate(),
             7 => self.report(),
             8 => self.receive_answer(),
-            _ => self.drain(),
+            _ => {
+                self.doubt();
+                self.drain();
+            }
+        }
+    }
+
+    /// Something that drops nothing makes fak set aside what it believes.
+    fn doubt(&mut self) {
+        match self.rng.u8(..6) {
+            0 => {
+                let kind = Kind::ResetRefused;
+                let clear = Some(kind.intended());
+                self.feed("intent", Event::Intent { tiers: kind.touches(), clear }, None);
+                self.conclude(kind);
+            }
+            1 => {
+                self.feed("intent", Event::Intent { tiers: TierSet::ALL, clear: None }, None);
+                let kv = PerTier::all(Disposition::Preserved);
+                self.feed("outcome", Event::Outcome { kv, clears: false }, None);
+            }
+            2 => {
+                self.lose();
+                self.find();
+            }
+            3 => self.reconnect(),
+            4 => self.feed("blind", Event::Blind, None),
+            _ => {}
         }
     }
 

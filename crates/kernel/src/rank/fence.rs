@@ -25,6 +25,8 @@ use crate::vocab::{Belief, Disposition, LossCause, PerTier, TierSet};
 
 /// Replays that one search for a quiet moment may take before a marker is asked for.
 const ROUNDS_MAX: u8 = 4;
+/// Clears that may still come of actions whose outcome does not tell.
+const MAYBE_MAX: u32 = 4;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fence {
@@ -35,6 +37,31 @@ pub(super) struct Fence {
     /// engine.
     drains_next: bool,
     owed: Owed,
+    /// Clears that may come of actions whose outcome does not tell whether one will, or of those
+    /// whose clears a gap may have swallowed. They are told apart from somebody else's by nothing.
+    maybe: u32,
+    /// Tiers that are set aside for an action; see `rank/aside.rs`.
+    pub(super) aside: TierSet,
+    /// Those of them that wait for a marker.
+    pub(super) unproven: TierSet,
+}
+
+/// What clear events of one batch do, and whose they are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clears {
+    /// What they do to each tier.
+    pub(super) fate: PerTier<Option<Belief>>,
+    /// How many no action of fak's can explain.
+    pub(super) foreign: u32,
+    /// How many may be those of an action of fak's, and may not.
+    pub(super) ambiguous: u32,
+}
+
+impl Clears {
+    /// Whether actions of fak's own account for each of them.
+    pub(super) fn is_own(self) -> bool {
+        self.foreign + self.ambiguous == 0
+    }
 }
 
 /// The clear events that the engine owes the stream for fak's own actions. Which of those that come
@@ -100,36 +127,90 @@ impl Fence {
         (1..=self.owed.clears).contains(&self.owed.seen) && spares
     }
 
-    /// What `clears` clear events do to each tier, and whether fak's own actions account for them.
-    pub(super) fn explain(
-        &mut self,
-        clears: u32,
-        out: &mut Vec<Effect>,
-    ) -> (PerTier<Option<Belief>>, bool) {
+    /// What `clears` clear events do to each tier, and how far fak's own actions account for them.
+    pub(super) fn explain(&mut self, clears: u32) -> Clears {
         let gone = Some(Belief::Gone);
         if clears == 0 {
-            return (PerTier { gpu: gone, ..PerTier::all(None) }, true);
+            let fate = PerTier { gpu: gone, ..PerTier::all(None) };
+            return Clears { fate, foreign: 0, ambiguous: 0 };
         }
         let owed = self.owed.clears.saturating_sub(self.owed.seen);
         let settled = self.is_open() && !self.drains_next;
         self.owed.seen = if settled { 0 } else { self.owed.seen.saturating_add(clears) };
-        if clears > owed {
-            out.push(Effect::Note(Note::ClearUnexplained { clears: clears - owed }));
-            return (PerTier { gpu: gone, ..PerTier::all(Some(Belief::Unknown)) }, false);
+        let extra = clears.saturating_sub(owed);
+        if extra == 0 {
+            let fate = PerTier { gpu: gone, ..self.owed.fate };
+            return Clears { fate, foreign: 0, ambiguous: 0 };
         }
-        (PerTier { gpu: gone, ..self.owed.fate }, true)
+        // One reset may be announced twice (vLLM 0.32.0, v1/hisparse/block_pool.py, read).
+        let ambiguous = if self.owed.clears > 0 { extra } else { self.maybe.min(extra) };
+        self.maybe = self.maybe.saturating_sub(extra);
+        let fate = PerTier { gpu: gone, ..PerTier::all(Some(Belief::Unknown)) };
+        Clears { fate, foreign: extra - ambiguous, ambiguous }
     }
 
     /// No clear that comes from here on is fak's own, for all that is known.
-    pub(super) fn forget_owed(&mut self) {
+    fn forget_owed(&mut self) {
         self.owed = Owed::default();
+    }
+
+    /// A clear that was owed may have been lost, and may not.
+    pub(super) fn miss_owed(&mut self) {
+        let outstanding = self.owed.clears.saturating_sub(self.owed.seen);
+        self.maybe = self.maybe.saturating_add(outstanding).min(MAYBE_MAX);
+        self.forget_owed();
+    }
+
+    /// A clear may come of an action of fak's, or may not.
+    pub(super) fn may_owe(&mut self) {
+        self.maybe = self.maybe.saturating_add(1).min(MAYBE_MAX);
+    }
+
+    /// No action of fak's was on the life of the engine that answers now.
+    pub(super) fn forget_maybe(&mut self) {
+        self.maybe = 0;
+    }
+
+    /// The action under way owes no clear, but for `maybe`.
+    pub(super) fn disannounce(&mut self, maybe: u32) {
+        if self.stage == (Stage::Acting { announced: true }) {
+            // A new life in between has forgotten what was owed.
+            self.owed.clears = self.owed.clears.saturating_sub(1);
+            self.maybe = self.maybe.saturating_add(maybe).min(MAYBE_MAX);
+        }
+    }
+
+    /// `tiers` are not aside any more.
+    pub(super) fn forget_aside(&mut self, tiers: TierSet) {
+        self.aside = self.aside.without(tiers);
+        self.unproven = self.unproven.without(tiers);
+    }
+
+    /// Nothing that was in flight can warm what is gone of `tiers`: nothing is gone.
+    pub(super) fn reopen(&mut self, tiers: TierSet) {
+        self.closed = self.closed.without(tiers);
+    }
+
+    /// The marker that opens the fence.
+    pub(super) fn marker(&self) -> Option<u64> {
+        match self.stage {
+            Stage::Settling(settling) => settling.marker,
+            Stage::Open | Stage::Acting { .. } => None,
+        }
+    }
+
+    /// A later marker is asked for: it proves what an earlier one would have.
+    pub(super) fn renew_marker(&mut self, id: u64) {
+        if let Stage::Settling(settling) = &mut self.stage {
+            settling.marker = settling.marker.map(|_| id);
+        }
     }
 
     /// Another life answers from here on: what was seen of the old one proves nothing.
     pub(super) fn restart(&mut self) {
-        self.forget_owed();
+        self.miss_owed();
         match &mut self.stage {
-            Stage::Open => *self = Self::default(),
+            Stage::Open => *self = Self { maybe: self.maybe, ..Self::default() },
             Stage::Acting { .. } => {}
             Stage::Settling(settling) => *settling = Settling::default(),
         }
@@ -152,6 +233,7 @@ impl Rank {
         if tiers.is_empty() {
             return;
         }
+        self.set_aside_for_action(tiers, out);
         self.fence.stage = Stage::Acting { announced: clear.is_some() };
         self.fence.closed = self.fence.closed.with(tiers);
         self.fence.drains_next = false;
@@ -162,7 +244,6 @@ impl Rank {
                 *fate = belief_after(kv.get(tier)).or(*fate);
             }
         }
-        self.demote(tiers, Belief::Unknown, LossCause::OwnAction, out);
     }
 
     pub(super) fn outcome(
@@ -172,22 +253,28 @@ impl Rank {
         out: &mut Vec<Effect>,
     ) {
         self.demote_by(kv, LossCause::OwnAction, out);
-        let was_announced = self.fence.stage == Stage::Acting { announced: true };
-        if was_announced && !clears {
-            // A new life in between has forgotten what was owed.
-            self.fence.owed.clears = self.fence.owed.clears.saturating_sub(1);
+        self.reinstate_preserved(kv, out);
+        if !clears {
+            self.fence.disannounce(1);
             self.disown(out);
         }
-        if self.fence.is_acting() || !self.fence.closed.is_empty() {
+        let fence = &self.fence;
+        if fence.closed.is_empty() && fence.owed.clears == 0 {
+            if !fence.is_open() {
+                self.fence.open(TierSet::NONE);
+                self.fence.drains_next = false;
+                out.push(Effect::Note(Note::Settled));
+            }
+        } else {
             self.settle(out);
         }
     }
 
     /// A clear that was taken for one of fak's own has turned out not to be.
-    fn disown(&mut self, out: &mut Vec<Effect>) {
+    pub(super) fn disown(&mut self, out: &mut Vec<Effect>) {
         let Owed { clears, seen, .. } = self.fence.owed;
         if seen > clears {
-            out.push(Effect::Note(Note::ClearUnexplained { clears: seen - clears }));
+            out.push(Effect::Note(Note::ClearAmbiguous { clears: seen - clears }));
             self.demote(TierSet::CONNECTOR, Belief::Unknown, LossCause::Cleared, out);
         }
     }
@@ -210,7 +297,7 @@ impl Rank {
         self.fence.closed = self.fence.closed.with(kv.demoted());
     }
 
-    fn settle(&mut self, out: &mut Vec<Effect>) {
+    pub(super) fn settle(&mut self, out: &mut Vec<Effect>) {
         self.fence.drains_next = false;
         self.fence.stage = Stage::Settling(Settling::default());
         if self.connected && self.session.is_none() {
@@ -220,8 +307,9 @@ impl Rank {
 
     /// Looks for a quiet moment of the publisher; where there is none to be had, asks for a marker.
     pub(super) fn seek_barrier(&mut self, out: &mut Vec<Effect>) {
+        let by_replay = self.can_replay() && self.fence.aside.is_empty();
         let Stage::Settling(settling) = &mut self.fence.stage else { return };
-        if self.config.replay && !self.replay_given_up && settling.rounds < ROUNDS_MAX {
+        if by_replay && settling.rounds < ROUNDS_MAX {
             self.ask_replay(0, out);
             return;
         }
@@ -236,7 +324,8 @@ impl Rank {
     /// A barrier replay ended at `last`.
     pub(super) fn barrier_ended(&mut self, last: Option<u64>, out: &mut Vec<Effect>) {
         let Stage::Settling(settling) = &mut self.fence.stage else { return };
-        if settling.ended == Some(last) {
+        // What is aside waits for the engine to take a step, which no replay shows.
+        if settling.ended == Some(last) && self.fence.aside.is_empty() {
             // What is pending inside the engine comes with the next batch, the connector's events
             // after the gpu's: those may be of blocks that the action took.
             let connector = self.fence.closed.without(TierSet::GPU);
@@ -271,6 +360,7 @@ impl Rank {
         if marked || self.fence.drains_next {
             self.fence.drains_next = false;
             self.fence.closed = TierSet::NONE;
+            self.reinstate_kept(out);
             // A clear of fak's own action was in the stream before this point, or it never comes.
             self.fence.forget_owed();
         }

@@ -3,12 +3,15 @@
 //! The shell here is the least that carries out effects: a map of proven blocks. The hunt for what
 //! nobody thought of is `crates/index/tests/adversary.rs`.
 
+mod alive;
+mod kept;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::string::{String, ToString};
 use std::vec::Vec;
 
 use super::*;
-use crate::vocab::Tier;
+use crate::vocab::{PerTier, Tier};
 
 /// What a batch says.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -37,6 +40,7 @@ struct Shell {
     rank: Rank,
     proven: BTreeSet<(Tier, &'static str)>,
     suspended: bool,
+    aside: TierSet,
     parked: BTreeMap<u64, Batch>,
     /// The replay last asked for: session and first batch.
     asked: Option<(u64, u64)>,
@@ -47,11 +51,20 @@ struct Shell {
 
 impl Shell {
     fn new(replay: bool) -> Self {
-        let config = Config { replay, parked_max: 4, attempts_max: 2 };
+        Self::with(Config { replay, tie: false, parked_max: 4, attempts_max: 2 })
+    }
+
+    /// One whose connections have to be tied by a marker.
+    fn tying(replay: bool) -> Self {
+        Self::with(Config { replay, tie: true, parked_max: 4, attempts_max: 2 })
+    }
+
+    fn with(config: Config) -> Self {
         let mut shell = Self {
             rank: Rank::new(config),
             proven: BTreeSet::new(),
             suspended: false,
+            aside: TierSet::NONE,
             parked: BTreeMap::new(),
             asked: None,
             marker: None,
@@ -113,7 +126,12 @@ impl Shell {
                     self.parked.insert(seq, fed.expect("a batch was fed").clone());
                 }
                 Effect::Unpark { through } => self.parked.retain(|seq, _| *seq > through),
-                Effect::Demote { tiers, .. } => self.proven.retain(|(t, _)| !tiers.has(*t)),
+                Effect::Demote { tiers, .. } => {
+                    self.proven.retain(|(t, _)| !tiers.has(*t));
+                    self.aside = self.aside.without(tiers);
+                }
+                Effect::SetAside { tiers } => self.aside = self.aside.with(tiers),
+                Effect::Reinstate { tiers } => self.aside = self.aside.without(tiers),
                 Effect::Suspend => self.suspended = true,
                 Effect::Restore => self.suspended = false,
                 Effect::Replay { session, from, .. } => self.asked = Some((session, from)),
@@ -128,12 +146,22 @@ impl Shell {
     fn apply(&mut self, says: &[Say], take: Take) {
         for say in says {
             match say {
-                Store(b) if take.gain.has(Tier::Gpu) => drop(self.proven.insert((Tier::Gpu, b))),
-                StoreCpu(b) if take.gain.has(Tier::Cpu) => drop(self.proven.insert((Tier::Cpu, b))),
-                Store(_) | StoreCpu(_) => {}
+                Store(b) => self.store(Tier::Gpu, b, take),
+                StoreCpu(b) => self.store(Tier::Cpu, b, take),
                 Remove(b) => drop(self.proven.remove(&(Tier::Gpu, *b))),
-                Clear => self.proven.retain(|(t, _)| take.clear.get(*t).is_none()),
+                Clear => {
+                    let is_cleared = |t: &Tier| take.clear.get(*t).is_some();
+                    self.proven.retain(|(t, _)| !is_cleared(t));
+                    self.aside =
+                        self.aside.without(TierSet::ALL.iter().filter(is_cleared).collect());
+                }
             }
+        }
+    }
+
+    fn store(&mut self, tier: Tier, block: &'static str, take: Take) {
+        if take.gain.has(tier) || self.aside.has(tier) {
+            self.proven.insert((tier, block));
         }
     }
 
@@ -146,7 +174,12 @@ impl Shell {
             Tier::Gpu => block.to_string(),
             other => std::format!("{block}@{other}"),
         };
-        self.proven.iter().map(word).collect::<Vec<_>>().join(" ")
+        self.proven
+            .iter()
+            .filter(|(t, _)| !self.aside.has(*t))
+            .map(word)
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 
     /// A reset of the gpu that the engine says it did.

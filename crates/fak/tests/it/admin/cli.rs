@@ -54,8 +54,14 @@ async fn the_fleet_shows_workers_with_what_is_behind_them() {
     assert_eq!(lines.len(), 3);
     assert!(!said.out.contains('\u{1b}'), "no colour without a terminal");
 
-    let fleet = fak(&rig, "session ls --fleet --json").await.json();
-    assert_eq!(fleet, rig.get("/fak/v1/workers").await.json());
+    let mut fleet = fak(&rig, "session ls --fleet --json").await.json();
+    let mut workers = rig.get("/fak/v1/workers").await.json();
+    for shown in [&mut fleet, &mut workers] {
+        let age = shown[0]["streams"][0]["last_event_age_ms"].take();
+        assert!(age.as_u64().is_some(), "a marker came back: {age}");
+        shown[1]["streams"][0]["last_event_age_ms"].take();
+    }
+    assert_eq!(fleet, workers);
     let sessions = fak(&rig, "session ls --json").await.json();
     assert_eq!((&sessions[0]["id"], &sessions[0]["run"]), (&json!("s1"), &json!("active")));
     assert!(fak(&rig, "worker ls").await.out.contains("w1"));

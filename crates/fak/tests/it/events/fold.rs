@@ -22,7 +22,7 @@ impl Bench {
         let id =
             index.add_rank(RankOptions { offload: Offload::BY_BLOCK, ..RankOptions::default() });
         let recorder = Arc::new(Recorder::new(16));
-        let rank = Rank::new(Config { replay: false, ..Config::default() });
+        let rank = Rank::new(Config { replay: false, tie: false, ..Config::default() });
         let name = Name { worker: "w".into(), rank: 0 };
         let fold = Fold::new(rank, (Arc::clone(&index), id), Arc::clone(&recorder), name);
         Self { fold, index, id, recorder }

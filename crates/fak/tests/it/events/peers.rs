@@ -198,3 +198,82 @@ pub(crate) fn recorded(path: &str, frames: usize) -> Vec<Vec<Bytes>> {
     assert_eq!(all.len() % frames, 0, "{path}");
     all.chunks(frames).map(<[Bytes]>::to_vec).collect()
 }
+
+/// A TCP relay whose connections can stop to forward what comes from behind it, and close nothing.
+pub(crate) struct Relay {
+    listener: std::net::TcpListener,
+    to: u16,
+}
+
+/// A relay that runs.
+pub(crate) struct Relaying {
+    /// Connections before this one bring nothing any more.
+    stalled: tokio::sync::watch::Sender<usize>,
+    connections: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+    _tasks: fak::runtime::TaskGroup,
+}
+
+impl Relay {
+    /// One to the port `to` of this host, and its own port.
+    pub(crate) fn bind(to: u16) -> (Self, u16) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        (Self { listener, to }, port)
+    }
+
+    pub(crate) fn run(self) -> Relaying {
+        let listener = TcpListener::from_std(self.listener).unwrap();
+        let stalled = tokio::sync::watch::Sender::new(0);
+        let connections = std::sync::Arc::default();
+        let (stalls, counted) = (stalled.clone(), std::sync::Arc::clone(&connections));
+        let mut tasks = fak::runtime::TaskGroup::new();
+        tasks.spawn("relay", fak::runtime::OnExit::Report, async move {
+            let mut open = tokio::task::JoinSet::new();
+            while let Ok((near, _)) = listener.accept().await {
+                let far = TcpStream::connect(("127.0.0.1", self.to)).await.unwrap();
+                let number = std::sync::atomic::AtomicUsize::fetch_add(
+                    &counted,
+                    1,
+                    std::sync::atomic::Ordering::SeqCst,
+                );
+                open.spawn(relay(near, far, number, stalls.subscribe()));
+            }
+        });
+        Relaying { stalled, connections, _tasks: tasks }
+    }
+}
+
+impl Relaying {
+    /// From here on the connections of now bring nothing.
+    pub(crate) fn stall(&self) {
+        self.stalled.send_replace(self.connections());
+    }
+
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(std::sync::atomic::Ordering::SeqCst)
+    }
+}
+
+/// Drops what it reads once it is stalled.
+async fn relay(
+    near: TcpStream,
+    far: TcpStream,
+    number: usize,
+    stalled: tokio::sync::watch::Receiver<usize>,
+) {
+    let (mut near_read, mut near_write) = near.into_split();
+    let (mut far_read, mut far_write) = far.into_split();
+    let there = tokio::io::copy(&mut near_read, &mut far_write);
+    let back = async {
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            let Ok(read @ 1..) = far_read.read(&mut buffer).await else { return };
+            let is_stalled = number < *stalled.borrow();
+            if !is_stalled && near_write.write_all(&buffer[..read]).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! { _ = there => {}, () = back => {} }
+}

@@ -85,6 +85,20 @@ async fn a_replay_without_its_end_times_out_and_says_how_far_it_came() {
     assert_eq!(replay.last_seq(), Some(5));
 }
 
+/// The end marker was dropped with the rest: there is no use in waiting for the deadline.
+#[tokio::test]
+async fn a_replay_that_goes_quiet_is_cut_long_before_its_deadline() {
+    let mut router = Router::bind(0).await;
+    let limits = Limits { quiet_max: Duration::from_millis(50), ..Limits::default() };
+    let mut replay = Replay::ask(&endpoint(router.port), 0, limits, LONG).await.unwrap();
+    let asked = router.asked().await;
+    router.batch(&asked, 0, b"x").await;
+    let began = std::time::Instant::now();
+    let (batches, error) = drain(&mut replay).await;
+    assert!(matches!(error, Some(Error::Timeout { .. })), "{error:?}");
+    assert!(batches.len() <= 1 && began.elapsed() < LONG / 2);
+}
+
 #[tokio::test]
 async fn a_replay_whose_engine_dies_is_cut() {
     let mut router = Router::bind(0).await;

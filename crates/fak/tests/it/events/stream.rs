@@ -4,27 +4,40 @@
 use std::sync::Arc;
 
 use fak::engine::{Client, Control, Data, Endpoints, Engine, Mode, Outgoing, SleepLevel, Timeouts};
-use fak::events::discover;
+use fak::events::discover::{self, Source};
 use fak::events::fold::Marker;
 use fak::events::recorder::Recorder;
-use fak::events::stream::{Handle, Sink, Stream};
+use fak::events::stream::{Handle, Sink, Status, Stream};
+use fak::lifecycle::{Form, serve_markers};
 use fak::runtime::{OnExit, TaskGroup};
 use fak_index::{HeldReason, Index, Limits, Offload, Prompt, RankOptions};
 use fak_kernel::rank::{Event, Trust};
 use fak_kernel::vocab::PerTier;
 use fak_kernel::{Disposition, TierSet};
 use fak_sim::{Binds, Connector, Sim, SimConfig};
+use tokio::sync::watch;
+
+use super::peers::{Relay, endpoint};
 
 struct Rig {
     sim: Sim,
     engine: Engine,
     index: Arc<Index>,
     rank: Handle,
+    /// How the rank's markers are sent.
+    form: watch::Sender<Option<Form>>,
     _tasks: TaskGroup,
 }
 
 impl Rig {
     async fn start(connector: Connector, replay: bool) -> Self {
+        let rig = Self::behind(connector, |source| source.replay.take_if(|_| !replay)).await;
+        rig.rank.wait_for(|s| s.trust == Trust::Exact).await.unwrap();
+        rig
+    }
+
+    /// One whose stream is followed where `change` says.
+    async fn behind<T>(connector: Connector, change: impl FnOnce(&mut Source) -> T) -> Self {
         let config = SimConfig { connector, ..SimConfig::default() };
         let sim = Sim::start(config, Binds::default()).await.unwrap();
         let endpoints = Endpoints::new(&sim.base_url()).unwrap();
@@ -39,14 +52,15 @@ impl Rig {
         let sources = engine.control(Control::KvEventSources).await.answered.body().to_string();
         let found = discover::from_answer(sources.as_bytes(), "127.0.0.1").unwrap();
         let mut source = found.sources.into_iter().next().unwrap();
-        source.replay = source.replay.filter(|_| replay);
+        change(&mut source);
         let (stream, rank) = Stream::new(&Arc::from("w"), source, sink);
         let mut tasks = TaskGroup::new();
         let stop = tasks.shutdown();
         tasks.spawn("stream", OnExit::Report, stream.run(stop));
-        let rig = Self { sim, engine, index, rank, _tasks: tasks };
-        rig.rank.wait_for(|s| s.trust == Trust::Exact).await.unwrap();
-        rig
+        let form = watch::Sender::new(Some(Form { model: "tiny".into(), block_size: Some(32) }));
+        let markers = serve_markers(engine.clone(), rank.clone(), form.subscribe());
+        tasks.spawn("markers", OnExit::Report, markers);
+        Self { sim, engine, index, rank, form, _tasks: tasks }
     }
 
     async fn ask(&self, prompt: &[u32]) {
@@ -190,6 +204,7 @@ async fn lost_batches_without_replay_leave_nothing_claimed_that_came_before() {
 async fn without_replay_a_marker_shows_that_the_action_is_behind() {
     let rig = Rig::start(Connector::None, false).await;
     rig.warm(&prompt(1)).await;
+    rig.form.send_replace(None);
     rig.act(reset(), local()).await;
     let status = rig.rank.wait_for(|s| s.marker.is_some()).await.unwrap();
     rig.ask(&prompt(1)).await;
@@ -225,8 +240,9 @@ async fn a_batch_that_the_publisher_held_since_before_the_action_warms_nothing()
 /// no warm blocks behind.
 #[tokio::test]
 async fn nothing_is_believed_of_a_rank_whose_stream_was_broken_off() {
-    let Rig { sim, engine, index, rank, _tasks: tasks } = Rig::start(Connector::None, true).await;
-    let rig = Rig { sim, engine, index, rank, _tasks: TaskGroup::new() };
+    let Rig { sim, engine, index, rank, form, _tasks: tasks } =
+        Rig::start(Connector::None, true).await;
+    let rig = Rig { sim, engine, index, rank, form, _tasks: TaskGroup::new() };
     let prompt: Vec<u32> = (0..100).collect();
     rig.ask(&prompt).await;
     rig.warm(&prompt).await;
@@ -234,4 +250,99 @@ async fn nothing_is_believed_of_a_rank_whose_stream_was_broken_off() {
     rig.rank.wait_for(|_| false).await.unwrap_err();
     let prompt = Prompt { tokens: &prompt, lora: None, salt: None };
     assert_eq!(rig.index.held(rig.rank.id(), &prompt).reason, HeldReason::NoRank);
+}
+
+/// F1: a relay that takes bytes, forwards none and closes nothing.
+#[tokio::test]
+async fn a_live_socket_that_brings_nothing_any_more_is_believed_for_no_second() {
+    let mut relay = None;
+    let rig = Rig::behind(Connector::None, |source| {
+        let (to, here) = Relay::bind(source.live.port);
+        source.live = endpoint(here);
+        relay = Some(to);
+    })
+    .await;
+    let relay = relay.unwrap().run();
+    rig.rank.wait_for(|s| s.trust == Trust::Exact).await.unwrap();
+    rig.warm(&prompt(1)).await;
+    let connections = relay.connections();
+    relay.stall();
+    // Somebody else resets the cache, and the engine's next step tells of it.
+    rig.engine.control(reset()).await;
+    rig.ask(&prompt(2)).await;
+    let stalled = std::time::Instant::now();
+    rig.rank.wait_for(|_| rig.claim(&prompt(1)) == (0, 0)).await.unwrap();
+    assert!(stalled.elapsed() < std::time::Duration::from_millis(1500), "{:?}", stalled.elapsed());
+    // The connection owes what the replay brought. Another one is made, and shown to be sound.
+    let is_back = |status: &Status| {
+        let claim = rig.claim(&prompt(2));
+        assert!(!status.is_dead || claim == (0, 0), "{claim:?} is claimed of a dead stream");
+        status.trust == Trust::Exact && relay.connections() > connections
+    };
+    rig.rank.wait_for(is_back).await.unwrap();
+    assert_eq!(rig.claim(&prompt(2)), rig.truth(&prompt(2)));
+    assert_eq!(rig.claim(&prompt(1)), rig.truth(&prompt(1)));
+}
+
+/// F1: by replay alone nothing is exact.
+#[tokio::test]
+async fn a_topic_that_nobody_publishes_is_never_exact() {
+    let rig = Rig::behind(Connector::None, |source| source.topic = "elsewhere".to_owned()).await;
+    rig.ask(&prompt(1)).await;
+    let mut seen = Vec::new();
+    rig.rank
+        .wait_for(|status| {
+            seen.push((status.trust, rig.claim(&prompt(1))));
+            status.is_dead
+        })
+        .await
+        .unwrap();
+    assert!(
+        seen.iter().all(|(trust, claim)| *trust != Trust::Exact && *claim == (0, 0)),
+        "{seen:?}"
+    );
+}
+
+/// A batch that live lost and no later one shows is asked for on a hint.
+#[tokio::test]
+async fn a_lost_last_batch_is_brought_by_a_hint() {
+    let rig = Rig::start(Connector::None, true).await;
+    rig.sim.faults().drop_batches(1);
+    rig.ask(&prompt(1)).await;
+    let asked = std::time::Instant::now();
+    rig.rank.catch_up();
+    rig.rank.wait_for(|_| rig.claim(&prompt(1)) == rig.truth(&prompt(1))).await.unwrap();
+    assert!(asked.elapsed() < std::time::Duration::from_millis(700), "{:?}", asked.elapsed());
+}
+
+/// F47: what a declined reset left is claimed again.
+#[tokio::test]
+async fn a_declined_reset_leaves_what_the_engine_kept_claimed() {
+    for replay in [true, false] {
+        let rig = Rig::start(Connector::None, replay).await;
+        rig.warm(&prompt(1)).await;
+        let intent = Event::Intent { tiers: TierSet::GPU, clear: Some(local()) };
+        rig.rank.tell(intent).await.unwrap();
+        assert_eq!(rig.claim(&prompt(1)), (0, 0), "not before it is known");
+        rig.rank.tell(Event::Declined { kept: TierSet::GPU }).await.unwrap();
+        rig.rank.wait_for(|s| s.trust == Trust::Exact).await.unwrap();
+        assert_eq!(rig.claim(&prompt(1)), (3, 0));
+        // The same word of an engine that cleared all the same.
+        rig.rank.tell(Event::Intent { tiers: TierSet::GPU, clear: Some(local()) }).await.unwrap();
+        rig.engine.control(reset()).await;
+        rig.rank.tell(Event::Declined { kept: TierSet::GPU }).await.unwrap();
+        rig.rank.wait_for(|s| s.trust == Trust::Exact).await.unwrap();
+        assert_eq!(rig.claim(&prompt(1)), (0, 0));
+    }
+}
+
+/// F45: without a single request of a client's.
+#[tokio::test]
+async fn a_stream_is_exact_by_faks_own_marker_alone() {
+    for replay in [true, false] {
+        let rig = Rig::start(Connector::None, replay).await;
+        assert!(rig.rank.status().last_event_age().is_some());
+        assert_eq!(rig.claim(&prompt(1)), (0, 0));
+        rig.warm(&prompt(1)).await;
+    }
 }

@@ -1,0 +1,338 @@
+//! Whether a live connection is the worker's, and brings what the engine publishes.
+
+use super::*;
+
+/// Ticks after which a live connection that owes something is given up.
+const SECOND: usize = 5;
+const MINUTE: usize = 240;
+
+/// A batch with the marker that `shell` waits for.
+fn marked(shell: &Shell, seq: u64, says: &[Say]) -> Batch {
+    let mut marked = batch(1, seq, says);
+    marked.head.marker = shell.rank.wanted_marker();
+    assert!(marked.head.marker.is_some(), "no marker is wanted");
+    marked
+}
+
+/// Tied, with A, B, C and the marker's batch as its history.
+fn tied(replay: bool) -> (Shell, Vec<Batch>) {
+    let mut shell = Shell::tying(replay);
+    let mut history = abc();
+    if replay {
+        shell.answer(&history);
+    } else {
+        history.iter().for_each(|b| shell.live(b));
+    }
+    assert_eq!(shell.warm(), "suspended");
+    history.push(marked(&shell, 3, &[Store("M")]));
+    shell.live(&history[3]);
+    if replay {
+        shell.answer_all(&history);
+    }
+    assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("A B C M", Trust::Exact));
+    (shell, history)
+}
+
+fn ticks(shell: &mut Shell, count: usize) {
+    (0..count).for_each(|_| shell.feed(Event::Tick));
+}
+
+fn unexplained(shell: &Shell) -> Vec<u32> {
+    let clears = |note: &Note| match note {
+        Note::ClearUnexplained { clears } => Some(*clears),
+        _ => None,
+    };
+    shell.notes.iter().filter_map(clears).collect()
+}
+
+#[test]
+fn nothing_is_claimed_of_a_connection_before_a_marker_came_back_on_it() {
+    for replay in [true, false] {
+        let (mut shell, history) = tied(replay);
+        shell.feed(Event::Disconnected);
+        shell.feed(Event::Connected);
+        let wanted = if replay { "A B C M" } else { "" };
+        if replay {
+            shell.answer_all(&history);
+        }
+        assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("suspended", Trust::Degraded));
+        // A batch of the new connection alone shows no more than that something publishes there.
+        let more = [batch(1, 4, &[]), marked(&shell, 5, &[])];
+        shell.live(&more[0]);
+        let history = [history, more.to_vec()].concat();
+        shell.answer_all(&history);
+        assert_eq!(shell.warm(), "suspended");
+        shell.live(&more[1]);
+        shell.answer_all(&history);
+        assert_eq!((shell.warm().as_str(), shell.rank.trust()), (wanted, Trust::Exact));
+    }
+}
+
+#[test]
+fn a_marker_of_an_earlier_connection_ties_no_later_one() {
+    let mut shell = Shell::tying(true);
+    let first = marked(&shell, 0, &[Store("A")]);
+    shell.answer_all(&[]);
+    shell.feed(Event::Disconnected);
+    shell.feed(Event::Connected);
+    shell.live(&first);
+    shell.answer_all(std::slice::from_ref(&first));
+    assert_eq!(shell.warm(), "suspended");
+}
+
+#[test]
+fn a_marker_that_only_a_replay_brings_shows_that_the_live_connection_is_dead() {
+    let mut shell = Shell::tying(true);
+    let mut history = abc();
+    shell.answer(&history);
+    history.push(marked(&shell, 3, &[Store("M")]));
+    let id = shell.rank.wanted_marker().expect("a marker");
+    shell.feed(Event::Marked { id });
+    shell.answer(&history);
+    assert_eq!((shell.warm().as_str(), shell.rank.is_dead()), ("suspended", false));
+    ticks(&mut shell, SECOND);
+    assert_eq!((shell.reconnects, shell.rank.is_dead()), (1, true));
+    shell.feed(Event::Connected);
+    shell.answer(&history);
+    assert_eq!(shell.warm(), "suspended");
+    history.push(marked(&shell, 4, &[]));
+    shell.live(&history[4]);
+    shell.answer_all(&history);
+    assert_eq!((shell.warm().as_str(), shell.rank.is_dead()), ("A B C M", false));
+}
+
+#[test]
+fn a_silent_stream_is_compared_with_the_replay_while_beliefs_go_on_to_count() {
+    let (mut shell, mut history) = tied(true);
+    history.push(batch(1, 4, &[Remove("B")]));
+    ticks(&mut shell, 2);
+    assert_eq!(shell.asked, None);
+    ticks(&mut shell, 1);
+    assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("A B C M", Trust::Exact));
+    shell.answer(&history);
+    assert_eq!(shell.warm(), "A C M", "within a second");
+}
+
+#[test]
+fn a_live_connection_that_owes_what_replay_brought_for_a_second_is_given_up() {
+    let (mut shell, mut history) = tied(true);
+    history.push(batch(1, 4, &[Store("D")]));
+    shell.feed(Event::Late);
+    shell.answer(&history);
+    ticks(&mut shell, SECOND - 1);
+    assert_eq!((shell.reconnects, shell.warm().as_str()), (0, "A B C D M"));
+    ticks(&mut shell, 1);
+    assert_eq!((shell.reconnects, shell.warm().as_str()), (1, "suspended"));
+    assert!(shell.notes.contains(&Note::LiveDead));
+    // The new connection is no better, and is not opened anew at once.
+    for _ in 0..3 {
+        shell.feed(Event::Connected);
+        shell.answer_all(&history);
+        history.push(marked(&shell, history.len() as u64, &[]));
+        ticks(&mut shell, 3);
+        shell.answer_all(&history);
+        ticks(&mut shell, SECOND);
+        assert_eq!(shell.warm(), "suspended");
+        shell.feed(Event::Disconnected);
+    }
+    assert!(shell.reconnects < 4, "{}", shell.reconnects);
+}
+
+#[test]
+fn a_live_connection_that_is_a_little_late_is_kept() {
+    let (mut shell, mut history) = tied(true);
+    for seq in 4..40 {
+        history.push(batch(1, seq, &[Store("D")]));
+        shell.feed(Event::Late);
+        shell.answer(&history);
+        ticks(&mut shell, 1);
+        shell.live(&history[seq as usize]);
+        shell.answer_all(&history);
+    }
+    assert_eq!((shell.reconnects, shell.warm().as_str()), (0, "A B C D M"));
+}
+
+/// A stream that the replay overtakes by many batches: they come late, and are of the same life.
+#[test]
+fn a_live_connection_far_behind_the_replay_is_no_other_life() {
+    let (mut shell, mut history) = tied(true);
+    history.extend((4..300).map(|seq| batch(1, seq, &[Store("D")])));
+    shell.feed(Event::Late);
+    shell.answer(&history);
+    history[4..].iter().for_each(|b| shell.live(b));
+    ticks(&mut shell, 2);
+    assert_eq!((shell.reconnects, shell.warm().as_str()), (0, "A B C D M"));
+    assert!(!shell.notes.contains(&Note::NewLife));
+}
+
+#[test]
+fn what_is_late_while_a_replay_runs_is_asked_for_after_it() {
+    let (mut shell, mut history) = tied(true);
+    shell.feed(Event::Late);
+    let (session, from) = shell.asked.take().expect("a replay");
+    shell.bring(session, from, &history);
+    history.push(batch(1, 4, &[Store("D")]));
+    shell.feed(Event::Late);
+    shell.feed(Event::Late);
+    assert_eq!(shell.asked, None, "one at a time");
+    shell.feed(Event::ReplayEnd { session });
+    shell.answer(&history);
+    assert_eq!((shell.warm().as_str(), shell.asked), ("A B C D M", None));
+}
+
+#[test]
+fn replays_that_fail_are_asked_for_ever_less_often_and_cost_no_belief() {
+    let (mut shell, _) = tied(true);
+    let mut asked = 0;
+    for _ in 0..MINUTE {
+        shell.feed(Event::Tick);
+        if let Some((session, _)) = shell.asked.take() {
+            asked += 1;
+            shell.feed(Event::ReplayFailed { session });
+        }
+    }
+    assert!((3..10).contains(&asked), "{asked}");
+    assert_eq!((shell.warm().as_str(), shell.reconnects), ("A B C M", 0));
+}
+
+#[test]
+fn without_replay_a_marker_that_is_answered_and_does_not_come_shows_a_dead_connection() {
+    let (mut shell, _) = tied(false);
+    shell.feed(Event::Late);
+    assert_eq!(shell.rank.wanted_marker(), None, "it brought a batch a moment ago");
+    ticks(&mut shell, 1);
+    shell.feed(Event::Late);
+    let id = shell.rank.wanted_marker().expect("a marker");
+    ticks(&mut shell, MINUTE);
+    assert_eq!((shell.warm().as_str(), shell.reconnects), ("A B C M", 0), "it is not answered yet");
+    shell.feed(Event::Marked { id });
+    ticks(&mut shell, SECOND);
+    assert_eq!((shell.warm().as_str(), shell.reconnects), ("suspended", 1));
+}
+
+#[test]
+fn a_blind_rank_claims_nothing_until_a_marker_came_back() {
+    let (mut shell, mut history) = tied(true);
+    shell.feed(Event::Blind);
+    assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("suspended", Trust::Degraded));
+    history.push(marked(&shell, 4, &[]));
+    shell.live(&history[4]);
+    assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("A B C M", Trust::Exact));
+}
+
+#[test]
+fn a_replay_that_was_given_up_is_tried_again_after_a_minute() {
+    let (mut shell, mut history) = tied(true);
+    history.push(batch(1, 4, &[Store("D")]));
+    history.push(batch(1, 5, &[Store("E")]));
+    shell.live(&history[5]);
+    while let Some((session, _)) = shell.asked.take() {
+        shell.feed(Event::ReplayFailed { session });
+    }
+    assert_eq!(shell.warm(), "E");
+    ticks(&mut shell, MINUTE - 1);
+    assert_eq!(shell.asked, None);
+    ticks(&mut shell, 1);
+    let (session, _) = shell.asked.expect("a replay");
+    // What comes meanwhile does not wait for it.
+    history.push(batch(1, 6, &[Store("F")]));
+    shell.live(&history[6]);
+    assert_eq!(shell.warm(), "E F");
+    shell.answer(&history);
+    assert_eq!(shell.rank.session.as_ref().map(|_| session), None);
+    history.push(batch(1, 7, &[Remove("E")]));
+    history.push(batch(1, 8, &[Store("H")]));
+    shell.live(&history[8]);
+    shell.answer_all(&history);
+    assert_eq!(shell.warm(), "F H", "a gap is closed by replay again");
+}
+
+#[test]
+fn a_trial_that_does_not_begin_with_the_last_batch_counts_for_nothing() {
+    for other in [Vec::new(), (0..9).map(|seq| batch(2, seq, &[Store("Z")])).collect(), abc()] {
+        let (mut shell, history) = tied(true);
+        shell.live(&batch(1, 5, &[Store("E")]));
+        drop(history);
+        while let Some((session, _)) = shell.asked.take() {
+            shell.feed(Event::ReplayFailed { session });
+        }
+        ticks(&mut shell, MINUTE);
+        shell.answer_all(&other);
+        assert_eq!((shell.warm().as_str(), shell.reconnects), ("E", 0));
+        ticks(&mut shell, 4);
+        assert_eq!(shell.asked, None, "not before another minute");
+    }
+}
+
+#[test]
+fn old_clears_that_the_first_replay_brings_are_history() {
+    let mut shell = Shell::new(true);
+    let history: Vec<_> = (0..16).map(|seq| batch(1, seq, &[Clear, Store("A")])).collect();
+    shell.answer_all(&history);
+    assert_eq!((unexplained(&shell), shell.warm().as_str()), ([].to_vec(), "A"));
+    let past = shell.notes.iter().filter(|n| **n == Note::ClearPast { clears: 16 });
+    assert_eq!(past.count(), 1);
+    // What comes live from here on is the present's.
+    shell.live(&batch(1, 16, &[Clear]));
+    shell.answer_all(&[history, [batch(1, 16, &[Clear])].to_vec()].concat());
+    assert_eq!(unexplained(&shell), [1]);
+}
+
+#[test]
+fn clears_of_an_outage_are_one_note() {
+    let mut history = abc();
+    let mut shell = Shell::started(&history);
+    shell.feed(Event::Disconnected);
+    history.extend((3..9).map(|seq| batch(1, seq, &[Clear])));
+    shell.feed(Event::Connected);
+    shell.answer_all(&history);
+    assert_eq!(unexplained(&shell), [6]);
+}
+
+#[test]
+fn a_second_clear_for_one_reset_is_nobody_elses() {
+    let mut shell = Shell::new(false);
+    shell.live(&batch(1, 0, &[Store("A"), StoreCpu("A")]));
+    shell.reset();
+    shell.live(&batch(1, 1, &[Clear, Clear]));
+    let mut marked = batch(1, 2, &[]);
+    marked.head.marker = shell.marker;
+    shell.live(&marked);
+    assert_eq!((unexplained(&shell), shell.warm().as_str()), ([].to_vec(), ""));
+    assert!(shell.notes.contains(&Note::ClearAmbiguous { clears: 1 }));
+    shell.live(&batch(1, 3, &[Clear]));
+    assert_eq!(unexplained(&shell), [1], "the next is");
+}
+
+#[test]
+fn the_late_clear_of_an_action_whose_answer_proved_nothing_is_nobody_elses() {
+    let mut shell = Shell::new(false);
+    shell.live(&batch(1, 0, &[Store("A"), StoreCpu("A")]));
+    shell.feed(Event::Intent { tiers: TierSet::GPU, clear: Some(local_reset()) });
+    let kv = PerTier { gpu: Disposition::Unknown, ..local_reset() };
+    shell.feed(Event::Outcome { kv, clears: false });
+    let mut marked = batch(1, 1, &[]);
+    marked.head.marker = shell.marker;
+    shell.live(&marked);
+    assert_eq!(shell.warm(), "A@cpu");
+    shell.live(&batch(1, 2, &[Clear]));
+    assert_eq!((unexplained(&shell), shell.warm().as_str()), ([].to_vec(), ""));
+    shell.live(&batch(1, 3, &[Clear]));
+    assert_eq!(unexplained(&shell), [1]);
+}
+
+#[test]
+fn an_own_clear_that_comes_behind_a_gap_or_a_restart_of_fak_is_nobody_elses() {
+    let mut shell = Shell::new(false);
+    shell.live(&batch(1, 0, &[Store("A")]));
+    shell.reset();
+    shell.live(&batch(1, 9, &[Clear]));
+    assert_eq!(unexplained(&shell), []);
+
+    let mut anew = Shell::new(false);
+    anew.feed(Event::MayOwe);
+    anew.live(&batch(1, 9, &[Clear]));
+    assert_eq!(unexplained(&anew), []);
+    anew.live(&batch(1, 10, &[Clear]));
+    assert_eq!(unexplained(&anew), [1]);
+}
