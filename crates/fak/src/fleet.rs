@@ -3,6 +3,7 @@
 //! Invariant: a worker's state has one writer, its owner in `lifecycle`; and a request enters a
 //! worker only through its [`Door`], so that whoever shut the door knows when nobody is inside.
 
+mod credit;
 mod door;
 
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use fak_wire::metrics::Snapshot as Metrics;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+pub use credit::{Credit, Outcome, Withheld};
 pub use door::{Door, Inside};
 
 use crate::engine::{Engine, Models};
@@ -314,10 +316,23 @@ impl State {
     /// (source).
     #[must_use]
     pub fn obeys_rank(&self) -> bool {
+        self.is_since(0, 12)
+    }
+
+    /// Whether its engine announces what a request hit, where the request asks for it
+    /// (`kv_cache_report_mode`): vLLM 0.32.0 does (source). No later one was read.
+    #[must_use]
+    pub fn reports_hits(&self) -> bool {
+        self.is_since(0, 32) && !self.is_since(0, 33)
+    }
+
+    fn is_since(&self, major: u32, minor: u32) -> bool {
         let version = self.version.as_deref().unwrap_or_default().trim_start_matches('v');
         let mut parts = version.split('.').map(str::parse);
-        let (Some(Ok(major)), Some(Ok(minor))) = (parts.next(), parts.next()) else { return false };
-        (major, minor) >= (0_u32, 12_u32)
+        let (Some(Ok(told)), Some(Ok(told_minor))) = (parts.next(), parts.next()) else {
+            return false;
+        };
+        (told, told_minor) >= (major, minor)
     }
 
     /// How far its beliefs can be relied on: as far as those of its worst rank.
@@ -370,6 +385,8 @@ impl Snapshot {
 #[derive(Clone, Debug)]
 pub struct Fleet {
     now: watch::Sender<Arc<Snapshot>>,
+    /// By the worker's number.
+    credits: Arc<[Credit]>,
 }
 
 impl Fleet {
@@ -378,8 +395,16 @@ impl Fleet {
     pub fn new(workers: impl IntoIterator<Item = Worker>) -> Self {
         let unobserved =
             |worker| View { worker: Arc::new(worker), state: Arc::new(State::unobserved()) };
-        let workers = workers.into_iter().map(unobserved).collect();
-        Self { now: watch::Sender::new(Arc::new(Snapshot { workers })) }
+        let workers: Vec<_> = workers.into_iter().map(unobserved).collect();
+        let credits = workers.iter().map(|_| Credit::default()).collect();
+        Self { now: watch::Sender::new(Arc::new(Snapshot { workers })), credits }
+    }
+
+    /// Whether what is claimed of worker `id` is borne out.
+    #[must_use]
+    pub fn credit(&self, id: &str) -> Option<&Credit> {
+        let number = self.now.borrow().workers.iter().position(|v| *v.worker.id == *id)?;
+        self.credits.get(number)
     }
 
     /// The fleet as it is now.

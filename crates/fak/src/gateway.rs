@@ -9,6 +9,7 @@ mod beginning;
 mod body;
 mod choosing;
 mod claim;
+mod contradicted;
 mod deferred;
 mod dispatch;
 mod error;
@@ -21,6 +22,8 @@ mod matching;
 mod metrics;
 mod miscounted;
 mod models;
+mod offer;
+mod owed;
 mod predicted;
 mod prompt;
 mod reading;
@@ -62,6 +65,7 @@ use choosing::{Breakers, OnRanks};
 use deferred::Deferred;
 use keys::Keys;
 use metrics::{Failure, Metrics, Outcome};
+use owed::Owed;
 use predicted::Predicted;
 use prompt::Prompts;
 use ticket::Ticket;
@@ -158,6 +162,8 @@ pub struct Contradiction {
     pub claimed: u32,
     /// Tokens that the engine took from its caches.
     pub cached: u64,
+    /// All beliefs of the rank are in doubt, not only those of the prompt, which are given up.
+    pub is_rank: bool,
 }
 
 /// Who is told when a worker lets fak down. No call may block.
@@ -169,7 +175,8 @@ pub trait Doubt: Send + Sync + 'static {
     /// engine is to be asked.
     fn missed(&self, worker: &Arc<str>);
 
-    /// What is believed of a rank is wrong: its worker's beliefs are to be given up.
+    /// What was believed of a prompt is wrong, and given up already; where all of the
+    /// [rank](Contradiction::is_rank) is in doubt, its beliefs are to be given up, too.
     fn contradicted(&self, contradiction: &Contradiction);
 }
 
@@ -201,6 +208,7 @@ struct Shared {
     doubt: Arc<dyn Doubt>,
     metrics: Arc<Metrics>,
     prompts: Arc<Prompts>,
+    owed: Arc<Owed>,
     predicted: Arc<Predicted>,
     /// The same of routes whose prompts are not matched.
     affine: Arc<Predicted>,
@@ -236,10 +244,13 @@ impl Gateway {
         let workers = fleet.snapshot().workers.len();
         let seed = secret();
         let prompts = Arc::new(Prompts::new(config.tokens_max, workers, seed, config.clock));
+        let owed = Arc::default();
         let with = audit::Parts {
             metrics: Arc::clone(&metrics),
             prompts: Arc::clone(&prompts),
             index: Arc::clone(&index),
+            fleet: fleet.clone(),
+            owed: Arc::clone(&owed),
             doubt: Arc::clone(&doubt),
         };
         let (audits, auditor) = audit::audits(with, config.audit_after);
@@ -254,6 +265,7 @@ impl Gateway {
             doubt,
             metrics,
             prompts,
+            owed,
             predicted: Arc::new(Predicted::new(config.predicted_for)),
             affine: Arc::new(Predicted::new(config.affine_for)),
             audits,

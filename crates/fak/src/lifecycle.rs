@@ -35,6 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use fak_index::RankId;
 use fak_kernel::witness::{Move, Quarantine, Refusal};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
@@ -120,6 +121,7 @@ enum Command {
     Missed,
     /// The same, and no event says why.
     Contradicted {
+        rank: RankId,
         claimed: u32,
         cached: u64,
     },
@@ -248,13 +250,19 @@ impl Lifecycle {
         self.line(worker)?.commands.send(Command::Missed).await.map_err(|_| Error::Stopped)
     }
 
-    /// Gives up what is believed of a worker: it was contradicted by the engine itself.
+    /// Gives up what is believed of a worker's rank: the engine itself contradicted it, by what it
+    /// reused of what was claimed.
     ///
     /// # Errors
     ///
     /// [`Error::UnknownWorker`], [`Error::Stopped`].
-    pub async fn contradicted(&self, worker: &str, claimed: u32, cached: u64) -> Result<(), Error> {
-        let command = Command::Contradicted { claimed, cached };
+    pub async fn contradicted(
+        &self,
+        worker: &str,
+        rank: RankId,
+        (claimed, cached): (u32, u64),
+    ) -> Result<(), Error> {
+        let command = Command::Contradicted { rank, claimed, cached };
         self.line(worker)?.commands.send(command).await.map_err(|_| Error::Stopped)
     }
 

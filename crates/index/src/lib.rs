@@ -293,6 +293,16 @@ impl Index {
         rank.confirm(&keys, block_size, since.0)
     }
 
+    /// Turns what is believed of a prompt's blocks behind its first `used` tokens to unknown, on
+    /// every tier: the engine was to hold them, and did not use them. O(blocks of the prompt).
+    pub fn demote_prompt(&self, id: RankId, prompt: &Prompt<'_>, used: u32) {
+        let Some(rank) = self.rank(id) else { return };
+        let Ok(block_size) = read(&rank).readable() else { return };
+        let keys = self.usable_chain(prompt, block_size);
+        let first = used.checked_div(block_size).unwrap_or(0) as usize;
+        write(&rank).doubt(keys.get(first..).unwrap_or_default());
+    }
+
     /// Makes every belief of the rank count for nothing, until restored. Events are still taken in.
     pub fn suspend(&self, id: RankId) {
         if let Some(rank) = self.rank(id) {

@@ -181,6 +181,22 @@ impl Rank {
         taught
     }
 
+    /// Drops what is believed of the blocks with `keys`, and remembers that it was doubted.
+    pub(crate) fn doubt(&mut self, keys: &[Key]) {
+        self.changes += 1;
+        let loss = Loss::without_event(LossCause::Doubt);
+        let groups: Vec<_> = self.layout.ids().collect();
+        let hashes: Vec<_> = keys.iter().flat_map(|key| self.identities.hashes(*key)).collect();
+        for hash in hashes {
+            self.drop_presence(hash);
+            for (tier, group) in
+                Tier::ALL.iter().flat_map(|tier| groups.iter().map(|group| (*tier, *group)))
+            {
+                self.losses.remove((tier, group), hash, loss, self.changes);
+            }
+        }
+    }
+
     fn drop_presence(&mut self, hash: HashKey) {
         for slot in &mut self.slots {
             let erased = self.layout.ids().filter(|group| slot.erase(*group, hash)).count();

@@ -618,3 +618,23 @@ fn the_loss_of_a_chunk_explains_a_claim_of_any_of_its_blocks() {
     bench.remove(7..8, Tier::Cpu, Origin::Live);
     assert_eq!(loss(), Some(live(LossCause::Removed)));
 }
+
+#[test]
+fn a_prompt_that_is_doubted_loses_its_own_blocks_behind_those_that_were_used() {
+    let bench = Bench::new();
+    bench.store(&blocks(0..4));
+    bench.store_all(&on_cpu(0..4));
+    let other: Vec<u32> = tokens_of(10..14).into_iter().chain([7]).collect();
+    bench.store(&Store { parent: None, ..blocks(10..14) });
+    let mark = bench.mark();
+    bench.index.demote_prompt(bench.rank, &plain(&prompt(4)), 2 * SIZE + 1);
+    assert_eq!(bench.held(), (2, 0), "on no tier");
+    assert_eq!(bench.index.held(bench.rank, &plain(&other)).blocks.gpu, 4, "others stay");
+    let doubted = Loss::without_event(LossCause::Doubt);
+    assert_eq!(bench.loss(mark, gpu(4 * SIZE)), Some(doubted));
+    assert_eq!(bench.loss(mark, gpu(2 * SIZE)), None);
+    let key = bench.index.chain(&plain(&prompt(4)), SIZE)[3];
+    assert_eq!(bench.index.belief(bench.rank, Tier::Gpu, key), Belief::Unknown, "not gone");
+    assert_eq!(bench.confirm(4 * SIZE, mark), 0, "a hit from before does not bring them back");
+    assert_eq!(bench.confirm(4 * SIZE, bench.mark()), 2);
+}

@@ -40,6 +40,9 @@ pub struct Worker {
     pub held_by: Option<String>,
     /// The last row on it.
     pub last_witness: Option<u64>,
+    /// Why nothing is claimed of it for a while: too many claims were not borne out.
+    #[serde(default)]
+    pub claims_withheld: Option<String>,
     /// How far the event stream of each rank is.
     pub streams: Vec<Stream>,
     /// Whether fak, started anew, does not know yet what of the engine's history still holds.

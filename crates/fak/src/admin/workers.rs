@@ -99,6 +99,7 @@ fn describe(state: &AdminState, view: &View, loads: &HashMap<Arc<str>, Load>) ->
         weight_version: owned(&now.weight_version),
         held_by: owned(&now.held_by),
         last_witness: now.last_witness,
+        claims_withheld: claims_withheld(state, &worker.id),
         reachable: now.is_reachable,
         progressing: now.is_progressing,
         incarnation: owned(&now.incarnation),
@@ -107,6 +108,17 @@ fn describe(state: &AdminState, view: &View, loads: &HashMap<Arc<str>, Load>) ->
         claimed_tokens: load.claimed_tokens,
         cached_tokens: load.cached_tokens,
     }
+}
+
+fn claims_withheld(state: &AdminState, worker: &str) -> Option<String> {
+    let now = std::time::Instant::now();
+    let withheld = state.fleet.credit(worker)?.withheld(now)?;
+    let fleet::Withheld { unaudited, lost, of, .. } = withheld;
+    let seconds = withheld.left(now).as_secs();
+    Some(format!(
+        "of the last {of} claims {unaudited} were not audited and {lost} were lost in flight: \
+         nothing is claimed for {seconds} s more"
+    ))
 }
 
 fn stream(of: &fleet::Stream) -> json::Stream {

@@ -40,8 +40,11 @@ impl Doubt for Findings {
     }
 
     fn contradicted(&self, contradiction: &Contradiction) {
-        let found = Some(contradiction.clone());
-        self.put(&contradiction.worker, |of| of.contradiction = found);
+        // The prompt's own beliefs are given up already.
+        if contradiction.is_rank {
+            let found = Some(contradiction.clone());
+            self.put(&contradiction.worker, |of| of.contradiction = found);
+        }
     }
 }
 
@@ -94,8 +97,9 @@ impl Findings {
 
 /// Tells a worker's owner. False warmth first: a look can take a while.
 async fn tell(lifecycle: Lifecycle, worker: Arc<str>, found: Found) {
-    if let Some(Contradiction { claimed, cached, .. }) = found.contradiction
-        && let Err(error) = lifecycle.contradicted(&worker, claimed, cached).await
+    if let Some(contradiction) = found.contradiction
+        && let Contradiction { rank, claimed, cached, .. } = contradiction
+        && let Err(error) = lifecycle.contradicted(&worker, rank, (claimed, cached)).await
     {
         tracing::debug!(%error, "a contradiction reached nobody");
     }
@@ -148,6 +152,7 @@ mod tests {
             rank: index.add_rank(fak_index::RankOptions::default()),
             claimed: 2,
             cached: 1,
+            is_rank: true,
         });
         assert_eq!(told.recv().await, Some((other, (true, false, false))));
         free.send(true).expect("it waits");

@@ -5,17 +5,22 @@
 //! count cannot leak.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
-/// Set while the door is shut; the other bits count who is inside.
-const SHUT: usize = 1 << (usize::BITS - 1);
+/// Set while the door is shut.
+const SHUT: u64 = 1 << 63;
+/// These bits count who is inside.
+const INSIDE: u64 = (1 << 24) - 1;
+/// One of those who ever entered; they are counted between the two, and again from 0 after 500
+/// thousand million.
+const ENTRY: u64 = INSIDE + 1;
 
 #[derive(Debug, Default)]
 struct Shared {
     /// One word, so that entering and shutting cannot cross.
-    inside: AtomicUsize,
+    inside: AtomicU64,
     left: Notify,
 }
 
@@ -29,6 +34,17 @@ pub struct Door {
 #[derive(Debug)]
 pub struct Inside {
     shared: Arc<Shared>,
+    /// What the word was when it had entered.
+    entered: u64,
+}
+
+impl Inside {
+    /// Whether nobody else was inside when it entered, and nobody entered since.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        let now = self.shared.inside.load(Ordering::Acquire);
+        self.entered & INSIDE == 1 && now & !SHUT == self.entered & !SHUT
+    }
 }
 
 impl Door {
@@ -42,10 +58,10 @@ impl Door {
     #[must_use]
     pub fn enter(&self) -> Option<Inside> {
         let inside = &self.shared.inside;
-        let entered = inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
-            (now & SHUT == 0).then(|| now + 1)
-        });
-        entered.ok().map(|_| Inside { shared: Arc::clone(&self.shared) })
+        let entered =
+            inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| after_entry(now));
+        let entered = after_entry(entered.ok()?)?;
+        Some(Inside { shared: Arc::clone(&self.shared), entered })
     }
 
     /// Shuts the door. Who is inside stays.
@@ -67,7 +83,8 @@ impl Door {
     /// How many are inside.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.shared.inside.load(Ordering::Acquire) & !SHUT
+        usize::try_from(self.shared.inside.load(Ordering::Acquire) & INSIDE)
+            .expect("24 bits fit into a usize")
     }
 
     /// Waits until nobody is inside. Shut the door first, or it may never be.
@@ -82,9 +99,15 @@ impl Door {
     }
 }
 
+/// The word after one more has entered; none where it cannot.
+fn after_entry(now: u64) -> Option<u64> {
+    let is_full = now & INSIDE == INSIDE;
+    (now & SHUT == 0 && !is_full).then(|| (now + 1 + ENTRY) & !SHUT)
+}
+
 impl Drop for Inside {
     fn drop(&mut self) {
-        if self.shared.inside.fetch_sub(1, Ordering::AcqRel) & !SHUT == 1 {
+        if self.shared.inside.fetch_sub(1, Ordering::AcqRel) & INSIDE == 1 {
             self.shared.left.notify_waiters();
         }
     }
@@ -112,5 +135,21 @@ mod tests {
         assert!(door.is_shut());
         door.open();
         assert!(door.enter().is_some());
+    }
+
+    #[test]
+    fn who_is_alone_was_so_all_the_time() {
+        let door = Door::new();
+        let first = door.enter().expect("open");
+        assert!(first.is_alone());
+        let second = door.enter().expect("open");
+        assert!(!first.is_alone() && !second.is_alone());
+        drop(second);
+        assert!(!first.is_alone(), "somebody was there");
+        drop(first);
+        let third = door.enter().expect("open");
+        assert!(third.is_alone());
+        door.shut();
+        assert!(third.is_alone(), "a shut door lets nobody in");
     }
 }

@@ -1,24 +1,29 @@
 //! Claims held against what the engine then reports.
 //!
-//! Invariant: a claim that was too high is a contradiction unless the index says why: since the
-//! claim was made a claimed block was taken, or demoted, though it may have been stored anew since.
-//! That some row was written in between explains nothing. Events come later than answers, so
-//! nothing is judged before they had their time; and one that nobody missed shows only with the
-//! next, so the engine is asked for it before a claim is called wrong.
+//! Invariant: a claim that was too high is a contradiction unless the engine explains it: since the
+//! claim was made it took a claimed block, dropped its cache, or began another life, or events of
+//! it are missing. What fak itself did explains nothing but itself, and what it doubted explains
+//! nothing. Events come later than answers, so nothing is judged before they had their time; and
+//! one that nobody missed shows only with the next, so the engine is asked for it before a claim is
+//! called wrong. What cannot be judged is no acquittal: it costs the worker its credit.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fak_index::{HeldReason, Index, Mark, RankId};
+use fak_index::{Index, Loss, Origin};
+use fak_kernel::rank::Trust;
+use fak_kernel::{LossCause, Tier};
 use fak_wire::openai::{CachedTokens, Usage};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use super::claim::{CachePrompt, Claim, Kv};
+use super::claim::{Basis, CachePrompt, Claim, Kv};
 use super::metrics::Metrics;
+use super::owed::{Debt, LATE_AFTER, Owed, Reminders};
 use super::prompt::Prompts;
 use super::{Contradiction, Doubt};
+use crate::fleet::{Fleet, Outcome, Withheld};
 use crate::runtime::Shutdown;
 use crate::sessions::Turn;
 
@@ -31,15 +36,23 @@ pub(super) enum Verdict {
     Under,
     /// The engine found less, and nothing explains it.
     Over,
-    /// The engine found less, and an event after the claim explains it.
+    /// The engine found less, and what it did after the claim explains it.
     LostInFlight,
+    /// The engine found less, since an action of fak's overtook the request.
+    LostToOwnAction,
     /// The engine does not say.
     Unaudited,
 }
 
 impl Verdict {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Confirmed, Self::Under, Self::Over, Self::LostInFlight, Self::Unaudited];
+    pub(super) const ALL: [Self; 6] = [
+        Self::Confirmed,
+        Self::Under,
+        Self::Over,
+        Self::LostInFlight,
+        Self::LostToOwnAction,
+        Self::Unaudited,
+    ];
 
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -47,7 +60,34 @@ impl Verdict {
             Self::Under => "under",
             Self::Over => "over",
             Self::LostInFlight => "lost_in_flight",
+            Self::LostToOwnAction => "lost_to_own_action",
             Self::Unaudited => "unaudited",
+        }
+    }
+}
+
+/// How the news came that explains a lost claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// Over the live connection, in time.
+    Live,
+    /// Over the live connection, later than a batch takes.
+    Late,
+    /// By a replay alone: the live connection is dead.
+    Replay,
+    /// By no event: those are missing.
+    None,
+}
+
+impl News {
+    pub(super) const WORDS: [&'static str; 4] = ["live", "late", "replay", "none"];
+
+    fn of(origin: Origin, looks: u8) -> Self {
+        match origin {
+            Origin::Live if looks <= 1 => Self::Live,
+            Origin::Live => Self::Late,
+            Origin::Replay => Self::Replay,
+            Origin::None => Self::None,
         }
     }
 }
@@ -59,13 +99,15 @@ const LOOKS_MAX: u8 = 10;
 /// published, which it answers within 0.1 s (vLLM 0.32.0, observed).
 const LOOKS_UNEXPLAINED: u8 = 3;
 
-/// Suspicions that may wait; one that does not fit is judged at once.
+/// Suspicions that may wait; one that does not fit is not judged.
 const WAITING_MAX: usize = 1024;
 
 /// One request's claim, on its way to the audit.
 #[derive(Debug)]
 pub(super) struct Audit {
     pub(super) worker: Arc<str>,
+    /// The life of its process when the request was sent.
+    pub(super) life: Option<Arc<str>>,
     pub(super) claim: Claim,
     /// The prompt, where its tokens are known.
     pub(super) prompt: Option<CachePrompt>,
@@ -79,8 +121,8 @@ pub(super) struct Audit {
 struct Suspicion {
     worker: Arc<str>,
     prompt: CachePrompt,
-    basis: (RankId, Mark),
-    claimed: u32,
+    basis: Basis,
+    claim: Claim,
     cached: u64,
     due: Instant,
     looks: u8,
@@ -89,25 +131,18 @@ struct Suspicion {
 /// Where audits go; cheap to clone.
 #[derive(Clone)]
 pub(super) struct Audits {
-    metrics: Arc<Metrics>,
-    prompts: Arc<Prompts>,
-    judge: Judge,
-    waiting: mpsc::Sender<Suspicion>,
+    desk: Arc<Desk>,
+    suspicions: mpsc::Sender<Suspicion>,
+    debts: mpsc::Sender<Debt>,
     after: Duration,
 }
 
 /// Judges claims that were too high, once events had their time; it lives by [`run`](Self::run).
 pub struct Auditor {
-    judge: Judge,
-    metrics: Arc<Metrics>,
-    waiting: mpsc::Receiver<Suspicion>,
+    desk: Arc<Desk>,
+    suspicions: mpsc::Receiver<Suspicion>,
+    debts: mpsc::Receiver<Debt>,
     after: Duration,
-}
-
-#[derive(Clone)]
-struct Judge {
-    index: Arc<Index>,
-    doubt: Arc<dyn Doubt>,
 }
 
 /// What audits work with.
@@ -115,160 +150,395 @@ pub(super) struct Parts {
     pub(super) metrics: Arc<Metrics>,
     pub(super) prompts: Arc<Prompts>,
     pub(super) index: Arc<Index>,
+    pub(super) fleet: Fleet,
+    pub(super) owed: Arc<Owed>,
     pub(super) doubt: Arc<dyn Doubt>,
+}
+
+struct Desk {
+    parts: Parts,
+    /// The life of each worker's process that has shown how many tokens were cached.
+    shown: Mutex<HashMap<Arc<str>, Arc<str>>>,
 }
 
 /// Audits that wait `after` for events.
 pub(super) fn audits(parts: Parts, after: Duration) -> (Audits, Auditor) {
-    let Parts { metrics, prompts, index, doubt } = parts;
-    let (sender, waiting) = mpsc::channel(WAITING_MAX);
-    let judge = Judge { index, doubt };
-    let audits = Audits {
-        metrics: Arc::clone(&metrics),
-        prompts,
-        judge: judge.clone(),
-        waiting: sender,
-        after,
-    };
-    (audits, Auditor { judge, metrics, waiting, after })
+    let (suspicions, suspected) = mpsc::channel(WAITING_MAX);
+    let (debts, owing) = mpsc::channel(WAITING_MAX);
+    let desk = Arc::new(Desk { parts, shown: Mutex::default() });
+    let audits = Audits { desk: Arc::clone(&desk), suspicions, debts, after };
+    (audits, Auditor { desk, suspicions: suspected, debts: owing, after })
 }
 
 impl Audits {
     /// The request ended, and cost this.
     pub(super) fn take(&self, audit: Audit, usage: Option<Usage>) {
-        let Audit { worker, claim, prompt, turn, is_single } = audit;
-        if let (Some(prompt), Some(usage)) = (&prompt, usage)
-            && is_single
-            && usage.prompt_tokens != prompt.tokens.len() as u64
-        {
-            self.miscounted(&worker, prompt, usage.prompt_tokens);
+        let desk = &self.desk;
+        let cached = desk.cached(&audit, usage).filter(|_| audit.is_single);
+        let is_same = desk.is_counted_alike(&audit, usage);
+        if let (Some(cached), true) = (cached, is_same) {
+            desk.confirm(&audit, cached);
         }
+        if is_same {
+            self.owe(&audit);
+        }
+        let Audit { worker, claim, prompt, turn, is_single, .. } = audit;
         if claim.kv == Kv::Unknown {
             return;
         }
-        let claimed = claim.total();
-        let cached = match usage.map(|usage| usage.cached_tokens) {
-            Some(CachedTokens::Known(cached)) if is_single => cached,
-            _ => return self.metrics.audited(Verdict::Unaudited),
+        let Some(cached) = cached else {
+            desk.parts.metrics.audited(Verdict::Unaudited);
+            // Of several choices one sum is told, which speaks neither for the engine nor against.
+            if is_single {
+                desk.credit(&worker, Outcome::Unaudited);
+            }
+            return;
         };
-        self.metrics.claimed(&claim.tokens, cached);
+        let claimed = claim.total();
+        desk.parts.metrics.claimed(&claim.tokens, cached);
         if let Some(turn) = turn {
             turn.record(u64::from(claimed), cached);
         }
-        match cached.cmp(&u64::from(claimed)) {
-            std::cmp::Ordering::Equal => self.metrics.audited(Verdict::Confirmed),
-            std::cmp::Ordering::Greater => self.metrics.audited(Verdict::Under),
+        let verdict = match cached.cmp(&u64::from(claimed)) {
+            std::cmp::Ordering::Equal => Verdict::Confirmed,
+            std::cmp::Ordering::Greater => Verdict::Under,
+            // Its beliefs are of another prompt: nothing contradicts them.
+            std::cmp::Ordering::Less if !is_same => Verdict::Over,
             std::cmp::Ordering::Less => {
                 // A claim above 0 has a prompt and a basis.
                 let (Some(prompt), Some(basis)) = (prompt, claim.basis) else { return };
                 let due = Instant::now() + self.after;
                 let looks = 0;
-                self.suspect(Suspicion { worker, prompt, basis, claimed, cached, due, looks });
+                return self.suspect(Suspicion {
+                    worker,
+                    prompt,
+                    basis,
+                    claim,
+                    cached,
+                    due,
+                    looks,
+                });
             }
-        }
-    }
-
-    /// The engine's prompt is another than the one that was matched: its kind is not matched again.
-    fn miscounted(&self, worker: &str, prompt: &CachePrompt, engine_tokens: u64) {
-        self.metrics.mismatches.inc();
-        let tokens = prompt.tokens.len();
-        tracing::warn!(
-            worker,
-            tokens,
-            engine_tokens,
-            "the engine counts a prompt otherwise than its /tokenize: it is not matched again",
-        );
-        if self.prompts.miscounted(prompt.source) {
-            tracing::error!(
-                worker,
-                "the engine counted two prompts of one kind otherwise than its /tokenize: none of \
-                 this kind (route, model, fields) is claimed any more; compare what /tokenize and \
-                 the engine's chat template make of such a request, and restart fak once they \
-                 agree",
-            );
-        }
+        };
+        desk.parts.metrics.audited(verdict);
+        desk.credit(&worker, Outcome::Audited);
     }
 
     fn suspect(&self, suspicion: Suspicion) {
-        if let Err(error) = self.waiting.try_send(suspicion) {
-            let (mpsc::error::TrySendError::Full(suspicion)
-            | mpsc::error::TrySendError::Closed(suspicion)) = error;
-            self.metrics.audited(self.judge.judge(&suspicion));
+        if let Err(error) = self.suspicions.try_send(suspicion) {
+            // Judged now it would be called wrong before its event could have come.
+            self.desk.give_up(&error.into_inner());
+        }
+    }
+
+    /// The engine has computed the prompt: it owes the stores of those blocks that are not known.
+    fn owe(&self, audit: &Audit) {
+        let (Some(prompt), Some(basis)) = (&audit.prompt, audit.claim.basis) else { return };
+        if !basis.is_certain {
+            return;
+        }
+        let (worker, rank, since) = (Arc::clone(&audit.worker), basis.rank, Instant::now());
+        let debt = Debt { worker, rank, prompt: prompt.clone(), since };
+        if !debt.is_settled(&self.desk.parts.index) {
+            self.desk.parts.owed.add(debt.clone());
+            // One that does not fit is found with the next batch.
+            let _ = self.debts.try_send(debt);
         }
     }
 }
 
 impl Auditor {
-    /// Judges until told to stop; what waits then is judged at once.
+    /// Judges until told to stop; what waits then is judged by what is known.
     pub async fn run(mut self, stop: Shutdown) {
         let mut waiting: VecDeque<Suspicion> = VecDeque::new();
+        let mut owing: VecDeque<Debt> = VecDeque::new();
+        let mut reminders = Reminders::default();
         loop {
             let due = waiting.front().map(|first| first.due);
-            let until_due = async {
-                match due {
-                    Some(due) => sleep_until(due).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let late = owing.front().map(|first| first.since + LATE_AFTER);
             tokio::select! {
                 () = stop.requested() => break,
                 // Each waits equally long, so they are due in the order in which they come.
-                Some(suspicion) = self.waiting.recv(), if waiting.len() < WAITING_MAX => {
+                Some(suspicion) = self.suspicions.recv(), if waiting.len() < WAITING_MAX => {
                     waiting.push_back(suspicion);
                 }
-                () = until_due => {
+                Some(debt) = self.debts.recv(), if owing.len() < WAITING_MAX => {
+                    owing.push_back(debt);
+                }
+                () = at(due) => {
                     let again = waiting.pop_front().and_then(|first| self.look(first));
                     waiting.extend(again);
+                }
+                () = at(late) => {
+                    if let Some(debt) = owing.pop_front() {
+                        self.desk.remind(&debt, &mut reminders);
+                    }
                 }
             }
         }
         for suspicion in &waiting {
-            self.metrics.audited(self.judge.judge(suspicion));
+            if self.desk.loss(suspicion).is_some_and(Loss::is_engines) {
+                self.desk.close(suspicion, Verdict::LostInFlight);
+            } else {
+                self.desk.give_up(suspicion);
+            }
         }
     }
 
     /// Judges a suspicion, or gives it back for another look.
     fn look(&self, mut suspicion: Suspicion) -> Option<Suspicion> {
         suspicion.looks += 1;
-        if !self.judge.can_tell(&suspicion) {
-            suspicion.due = Instant::now() + self.after;
-            return Some(suspicion);
+        if self.desk.judge(&suspicion) {
+            return None;
         }
-        self.metrics.audited(self.judge.judge(&suspicion));
-        None
+        suspicion.due = Instant::now() + self.after;
+        Some(suspicion)
     }
 }
 
-impl Judge {
-    /// Whether an event that explains the claim would have come by now.
-    fn can_tell(&self, suspicion: &Suspicion) -> bool {
-        let Suspicion { worker, prompt, basis: (rank, mark), claimed, looks, .. } = suspicion;
-        if self.index.held(*rank, &prompt.key()).reason == HeldReason::Suspended {
-            return *looks >= LOOKS_MAX;
+/// Waits until then; where there is no then, for ever.
+async fn at(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Desk {
+    /// What the engine took from its caches. One that has shown it in this life leaves it out where
+    /// it is 0 (vLLM up to 0.23.0, source); one that has not may never show it.
+    fn cached(&self, audit: &Audit, usage: Option<Usage>) -> Option<u64> {
+        let told = usage?.cached_tokens;
+        // Whole after each insertion, whatever panicked elsewhere.
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_shown = |life: &Arc<str>| shown.get(&audit.worker) == Some(life);
+        match (told, &audit.life) {
+            (CachedTokens::Known(cached), Some(life)) if !has_shown(life) => {
+                shown.insert(Arc::clone(&audit.worker), Arc::clone(life));
+                Some(cached)
+            }
+            (CachedTokens::Known(cached), _) => Some(cached),
+            (CachedTokens::NotReported, Some(life)) => has_shown(life).then_some(0),
+            (CachedTokens::NotReported, None) => None,
         }
-        if self.index.held_since(*rank, &prompt.key(), *mark) < *claimed {
-            return true;
-        }
-        if *looks == 1 {
-            self.doubt.missed(worker);
-        }
-        *looks >= LOOKS_UNEXPLAINED
     }
 
-    fn judge(&self, suspicion: &Suspicion) -> Verdict {
-        let Suspicion { worker, prompt, basis: (rank, mark), claimed, cached, .. } = suspicion;
-        let unbroken = self.index.held_since(*rank, &prompt.key(), *mark);
-        if unbroken < *claimed {
-            tracing::debug!(%worker, claimed, cached, unbroken, "a claim was lost in flight");
-            return Verdict::LostInFlight;
+    /// Whether the engine counts the prompt as it was matched; if not, it is another prompt, and
+    /// neither it nor, in the end, its kind is matched again.
+    fn is_counted_alike(&self, audit: &Audit, usage: Option<Usage>) -> bool {
+        let (Some(prompt), Some(usage)) = (&audit.prompt, usage) else { return false };
+        if !audit.is_single {
+            return false;
         }
-        tracing::error!(%worker, claimed, cached, "the engine reused less than was claimed");
-        self.doubt.contradicted(&Contradiction {
-            worker: Arc::clone(worker),
-            rank: *rank,
-            claimed: *claimed,
-            cached: *cached,
+        let (worker, tokens) = (&audit.worker, prompt.tokens.len());
+        let engine_tokens = usage.prompt_tokens;
+        if engine_tokens == tokens as u64 {
+            return true;
+        }
+        self.parts.metrics.mismatches.inc();
+        tracing::warn!(
+            %worker,
+            tokens,
+            engine_tokens,
+            "the engine counts a prompt otherwise than its /tokenize: it is not matched again",
+        );
+        if self.parts.prompts.miscounted(prompt.source) {
+            tracing::error!(
+                %worker,
+                "the engine counted two prompts of one kind otherwise than its /tokenize: none of \
+                 this kind (route, model, fields) is claimed any more; compare what /tokenize and \
+                 the engine's chat template make of such a request, and restart fak once they \
+                 agree",
+            );
+        }
+        false
+    }
+
+    /// Takes the engine's hit for evidence, as far as it says more than was claimed: what was heard
+    /// of the rank has to be exact when the request was sent and now.
+    fn confirm(&self, audit: &Audit, cached: u64) {
+        let (Some(prompt), Some(basis)) = (&audit.prompt, audit.claim.basis) else { return };
+        if !basis.is_certain || cached <= u64::from(audit.claim.total()) {
+            return;
+        }
+        let fleet = self.parts.fleet.snapshot();
+        let is_exact = fleet.get(&audit.worker).is_some_and(|view| {
+            view.state.ranks.iter().any(|r| r.id == basis.rank && r.trust == Trust::Exact)
         });
-        Verdict::Over
+        if is_exact {
+            let tokens = u32::try_from(cached).unwrap_or(u32::MAX);
+            let blocks = self.parts.index.confirm(basis.rank, &prompt.key(), tokens, basis.mark);
+            self.parts.metrics.confirmed_blocks.inc_by(u64::from(blocks));
+        }
+    }
+
+    /// Asks an engine for a store that is late.
+    fn remind(&self, debt: &Debt, reminders: &mut Reminders) {
+        if debt.is_settled(&self.parts.index) {
+            reminders.paid(&debt.worker);
+        } else if reminders.is_due(&debt.worker, Instant::now()) {
+            tracing::debug!(worker = %debt.worker, "a store is late: the engine is asked for it");
+            self.parts.doubt.missed(&debt.worker);
+        }
+    }
+
+    /// Why the index no longer holds what was claimed.
+    fn loss(&self, suspicion: &Suspicion) -> Option<Loss> {
+        let Suspicion { prompt, basis, claim, .. } = suspicion;
+        self.parts.index.loss_since(basis.rank, &prompt.key(), basis.mark, &claim.tokens)
+    }
+
+    /// Whether beliefs that the claim rests on count for nothing now, and may count again.
+    fn is_pending(&self, suspicion: &Suspicion) -> bool {
+        let stats = self.parts.index.stats(suspicion.basis.rank);
+        let is_aside =
+            |tier: &Tier| suspicion.claim.tokens.get(*tier) > 0 && stats.aside.has(*tier);
+        stats.is_suspended || Tier::ALL.iter().any(is_aside)
+    }
+
+    /// Judges a suspicion; false where that is too early.
+    fn judge(&self, suspicion: &Suspicion) -> bool {
+        let looks = suspicion.looks;
+        let verdict = match self.loss(suspicion) {
+            Some(loss) if loss.is_engines() => {
+                self.parts.metrics.lost(loss.cause, News::of(loss.origin, looks));
+                Verdict::LostInFlight
+            }
+            Some(Loss { cause: LossCause::OwnAction, .. }) => Verdict::LostToOwnAction,
+            _ if self.is_pending(suspicion) && looks < LOOKS_MAX => return false,
+            _ if looks < LOOKS_UNEXPLAINED => {
+                if looks == 1 {
+                    self.parts.doubt.missed(&suspicion.worker);
+                }
+                return false;
+            }
+            _ => Verdict::Over,
+        };
+        self.close(suspicion, verdict);
+        true
+    }
+
+    fn close(&self, suspicion: &Suspicion, verdict: Verdict) {
+        let Suspicion { worker, cached, claim, .. } = suspicion;
+        let claimed = claim.total();
+        self.parts.metrics.audited(verdict);
+        match verdict {
+            Verdict::Over => self.contradict(suspicion),
+            _ => tracing::debug!(
+                %worker, claimed, cached, verdict = verdict.as_str(), "a claim was lost",
+            ),
+        }
+        let is_lost = verdict == Verdict::LostInFlight;
+        self.credit(worker, if is_lost { Outcome::Lost } else { Outcome::Audited });
+    }
+
+    /// A suspicion that cannot be judged.
+    fn give_up(&self, suspicion: &Suspicion) {
+        self.parts.metrics.audited(Verdict::Unaudited);
+        self.credit(&suspicion.worker, Outcome::Unaudited);
+    }
+
+    /// What the claim rests on is wrong: the prompt's blocks that the engine did not use go at
+    /// once, and the owner is told where more is in doubt.
+    fn contradict(&self, suspicion: &Suspicion) {
+        let Suspicion { worker, prompt, basis, claim, cached, .. } = suspicion;
+        let (rank, cached, claimed) = (basis.rank, *cached, claim.total());
+        let used = u32::try_from(cached).unwrap_or(u32::MAX);
+        self.parts.index.demote_prompt(rank, &prompt.key(), used);
+        let is_rank = self.parts.prompts.contradicted(rank, prompt.source, Instant::now());
+        tracing::error!(
+            %worker, claimed, cached, is_rank, "the engine reused less than was claimed",
+        );
+        let worker = Arc::clone(worker);
+        self.parts.doubt.contradicted(&Contradiction { worker, rank, claimed, cached, is_rank });
+    }
+
+    /// Takes in what became of a claim, and tells where it costs the worker its credit.
+    fn credit(&self, worker: &Arc<str>, outcome: Outcome) {
+        let credit = self.parts.fleet.credit(worker).cloned();
+        let lost = credit.and_then(|credit| credit.take(outcome, std::time::Instant::now()));
+        let Some(withheld) = lost else { return };
+        let Withheld { unaudited, lost, of, .. } = withheld;
+        let seconds = withheld.left(std::time::Instant::now()).as_secs();
+        let remedy = if unaudited >= lost {
+            "the engine does not tell how many tokens were cached: start it with \
+             --enable-prompt-tokens-details"
+        } else {
+            "the engine keeps dropping what it announced, or its events come late: compare its \
+             event sockets with `fak worker status`, and give it more KV cache"
+        };
+        tracing::error!(
+            %worker, unaudited, lost, of, seconds, remedy,
+            "too many claims were not borne out: nothing is claimed of this worker for a while",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fak_index::{Limits, RankOptions};
+    use fak_kernel::vocab::PerTier;
+
+    use super::super::prompt::Source;
+    use super::*;
+    use crate::telemetry::{Registry, text};
+
+    struct Silent;
+
+    impl Doubt for Silent {
+        fn suspect(&self, _: &Arc<str>) {}
+        fn missed(&self, _: &Arc<str>) {}
+        fn contradicted(&self, _: &Contradiction) {}
+    }
+
+    /// Fault 18.
+    #[test]
+    fn a_full_queue_judges_nothing_before_its_time() {
+        let registry = Registry::new();
+        let index = Arc::new(Index::new(7, Limits::default()));
+        let rank = index.add_rank(RankOptions::default());
+        let prompt = CachePrompt {
+            tokens: (0..100).collect(),
+            source: Source::new(1, 1),
+            lora: None,
+            salt: None,
+        };
+        let mark = index.held_and_mark(rank, &prompt.key()).1;
+        let basis = Basis { rank, mark, is_certain: false, may_be_held: false };
+        let tokens = PerTier { gpu: 96, ..PerTier::default() };
+        let claim = Claim { kv: Kv::Warm, tokens, basis: Some(basis) };
+        let parts = Parts {
+            metrics: Arc::new(Metrics::new(&registry).expect("new names")),
+            prompts: Arc::new(Prompts::new(1 << 10, 1, 7, jiff::Timestamp::now)),
+            index,
+            fleet: Fleet::new([]),
+            owed: Arc::default(),
+            doubt: Arc::new(Silent),
+        };
+        let (audits, auditor) = audits(parts, Duration::from_secs(1));
+        let usage = Usage {
+            prompt_tokens: 100,
+            completion_tokens: 1,
+            cached_tokens: CachedTokens::Known(0),
+        };
+        for _ in 0..WAITING_MAX + 3 {
+            let audit = Audit {
+                worker: "w".into(),
+                life: None,
+                claim: claim.clone(),
+                prompt: Some(prompt.clone()),
+                turn: None,
+                is_single: true,
+            };
+            audits.take(audit, Some(usage));
+        }
+        let count = |outcome: &str| {
+            let line = format!("fak_claims_total{{outcome=\"{outcome}\"}} ");
+            let text = text(&registry).expect("text");
+            let value = text.lines().find_map(|l| l.strip_prefix(&line).map(str::to_owned));
+            value.expect("a line")
+        };
+        assert_eq!((count("over").as_str(), count("unaudited").as_str()), ("0", "3"));
+        drop(auditor);
     }
 }

@@ -10,8 +10,9 @@ use fak_kernel::route::{self, Breaker, Candidate, Fitness};
 use tokio::time::Instant;
 
 use super::Shared;
-use super::dispatch::{Attempt, BYTES_PER_TOKEN, Choice, Job, Offer, Seat};
+use super::dispatch::{Attempt, BYTES_PER_TOKEN, Choice, Job, Seat};
 use super::error::Problem;
+use super::offer::Offer;
 use super::predicted::{Chunks, Predicted};
 use super::prompt::Matched;
 use crate::engine::Data;
@@ -42,7 +43,7 @@ impl Shared {
             let ranks = ranks_to_choose(job, &view.state);
             for rank in 0..ranks {
                 let rank = (ranks > 1).then_some(rank);
-                let offer = self.offer(job, &view.state, matched, rank.or(job.rank));
+                let offer = self.offer(job, view, matched, rank.or(job.rank));
                 targets.push(Target { number: *number, view, rank, ranks, offer });
             }
         }

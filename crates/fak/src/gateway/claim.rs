@@ -61,7 +61,18 @@ pub(super) struct Claim {
     /// Tokens by tier; none unless warm.
     pub(super) tokens: PerTier<u32>,
     /// The rank that holds least, and the moment of the claim in its history.
-    pub(super) basis: Option<(RankId, Mark)>,
+    pub(super) basis: Option<Basis>,
+}
+
+/// What a claim rests on, or would.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Basis {
+    pub(super) rank: RankId,
+    pub(super) mark: Mark,
+    /// The request goes to no other rank, and what is heard of this one is exact.
+    pub(super) is_certain: bool,
+    /// Nothing is known of the prompt's first block: the engine may hold it.
+    pub(super) may_be_held: bool,
 }
 
 impl Claim {
@@ -71,6 +82,11 @@ impl Claim {
         tokens: PerTier { gpu: 0, cpu: 0, disk: 0, remote: 0 },
         basis: None,
     };
+
+    /// Nothing is said, of a claim that did not hold.
+    pub(super) fn withdrawn(&self) -> Self {
+        Self { basis: self.basis, ..Self::UNKNOWN }
+    }
 
     /// Tokens on all tiers.
     pub(super) fn total(&self) -> u32 {
@@ -92,9 +108,29 @@ impl Claim {
     }
 }
 
-/// What may be claimed of a worker for `prompt`; of the rank `pinned` alone, where the request
-/// names one and the engine obeys.
+/// Who asks for a claim.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asker {
+    /// The data-parallel rank that the request names.
+    pub(super) pinned: Option<u32>,
+    /// Nobody else is inside the worker, or was since the request entered: whoever is may have
+    /// stored what no event tells yet.
+    pub(super) is_alone: bool,
+}
+
+/// What may be claimed of a worker for `prompt`; of the rank that the request names alone, where
+/// the engine obeys.
 pub(super) fn claim(
+    index: &Index,
+    state: &State,
+    prompt: Option<&CachePrompt>,
+    asker: Asker,
+) -> Claim {
+    let claim = claim_of_ranks(index, state, prompt, asker.pinned);
+    if claim.kv == Kv::Cold && !asker.is_alone { claim.withdrawn() } else { claim }
+}
+
+fn claim_of_ranks(
     index: &Index,
     state: &State,
     prompt: Option<&CachePrompt>,
@@ -105,20 +141,51 @@ pub(super) fn claim(
         return Claim::UNKNOWN;
     }
     let ranks = || state.ranks.iter().filter(|rank| pinned.is_none_or(|n| n == rank.number));
+    let count = ranks().count();
     let Some(prompt) = prompt else {
-        let is_cold = ranks().count() > 0 && ranks().all(|rank| is_empty(index, state, rank));
+        let is_cold = count > 0 && ranks().all(|rank| is_empty(index, state, rank));
         return Claim { kv: if is_cold { Kv::Cold } else { Kv::Unknown }, ..Claim::UNKNOWN };
     };
     let claims = ranks().map(|rank| {
         let (held, mark) = index.held_and_mark(rank.id, &prompt.key());
         let kv = kv(index, state, rank, &held, prompt);
+        let is_exact = rank.trust == Trust::Exact;
+        let is_open = matches!(held.reason, HeldReason::Miss | HeldReason::NoBlockSize);
+        let basis = Basis {
+            rank: rank.id,
+            mark,
+            is_certain: is_exact && count == 1,
+            may_be_held: is_exact && kv == Kv::Unknown && is_open,
+        };
         let speculates = state.speculates();
         let tokens = if speculates { held.tokens_speculating() } else { held.tokens() };
-        let claim = Claim { kv, tokens, basis: Some((rank.id, mark)) };
-        if kv == Kv::Warm && claim.total() == 0 { Claim::UNKNOWN } else { claim }
+        let claim = Claim { kv, tokens, basis: Some(basis) };
+        if kv == Kv::Warm && claim.total() == 0 { claim.withdrawn() } else { claim }
     });
     // Unknown weighs most: the engine may pick that rank.
     claims.min_by_key(|claim| (claim.kv != Kv::Unknown, claim.total())).unwrap_or(Claim::UNKNOWN)
+}
+
+/// A claim as it may be told at a later moment: nothing is said where it does not hold any more. A
+/// block that went and came back since does not count.
+pub(super) fn still(
+    index: &Index,
+    state: &State,
+    prompt: Option<&CachePrompt>,
+    asker: Asker,
+    then: &Claim,
+) -> Claim {
+    let now = claim(index, state, prompt, asker);
+    let holds = match (then.kv, prompt, then.basis) {
+        (Kv::Unknown, ..) => true,
+        (Kv::Cold, ..) => now.kv == Kv::Cold,
+        (Kv::Warm, Some(prompt), Some(Basis { rank, mark, .. })) => {
+            let unbroken = index.held_since(rank, &prompt.key(), mark);
+            now.total() >= then.total() && unbroken >= then.total()
+        }
+        (Kv::Warm, ..) => false,
+    };
+    if holds { then.clone() } else { then.withdrawn() }
 }
 
 fn kv(

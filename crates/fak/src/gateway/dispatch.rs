@@ -17,13 +17,12 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::audit::Audit;
 use super::body::{Body, Whole};
 use super::choosing::{OnRank, place};
-use super::claim::{CachePrompt, Claim, claim};
+use super::claim::Claim;
 use super::error::Problem;
 use super::following::Following;
 use super::frames::Frames;
-use super::matching::Lora;
+use super::offer::Offer;
 use super::predicted::Chunks;
-use super::prompt::Matched;
 use super::reading::{Opening, Reading};
 use super::relay::{Reader, Relay};
 use super::salts::keeps_apart;
@@ -32,7 +31,7 @@ use super::ticket::{Aboard, Ticket};
 use super::weights::Dispatched;
 use super::{Shared, Unanswered, headers, models};
 use crate::engine::{self, Data, NEVER, Outgoing, Streaming};
-use crate::fleet::{Inside, Snapshot, State, View};
+use crate::fleet::{Inside, Snapshot, View};
 use crate::sessions::Turn;
 
 /// Workers that are lost while they have one request; a third does not get it.
@@ -87,15 +86,6 @@ pub(super) struct Seat {
     pub(super) chunks: Chunks,
 }
 
-/// What one worker has for a request.
-pub(super) struct Offer {
-    /// With which the request is sent there.
-    salt: Option<Arc<str>>,
-    /// The prompt with that salt, where it can be matched.
-    prompt: Option<CachePrompt>,
-    pub(super) claim: Claim,
-}
-
 /// What came of choosing.
 pub(super) enum Choice {
     Seat(Box<Seat>),
@@ -130,7 +120,11 @@ impl Shared {
             let (number, worker) = (seat.number, Arc::clone(&seat.view.worker.id));
             let rank = seat.on_rank.as_ref().map(|on| on.rank);
             let trial = self.breakers.enter(number, job.route);
-            let body = self.body(job, seat.offer.salt.as_ref());
+            let body = self.body(
+                job,
+                seat.offer.salt.as_ref(),
+                self.asks_for_report(&seat.offer, &seat.view),
+            );
             let (claim, mut aboard) = self.board(job, seat);
             if tried.len() == 1 && ticket.released.is_none() {
                 self.metrics.sent(job.since.elapsed());
@@ -218,6 +212,9 @@ impl Shared {
                 return None;
             }
             let matched = self.matched(job, &candidates).await;
+            if let Some(matched) = &matched {
+                self.owed.wait(&self.index, &matched.tokens).await;
+            }
             // Not only where there is a choice now: a request that had to move is expected too.
             let has_ranks = |(_, view): &(usize, &View)| view.state.ranks.len() > 1;
             let is_one = snapshot.workers.len() < 2 && !candidates.iter().any(has_ranks);
@@ -228,24 +225,6 @@ impl Shared {
                 Choice::Outdated => {}
             }
         }
-    }
-
-    /// What a worker has for the request, or the rank `pinned` of it.
-    pub(super) fn offer(
-        &self,
-        job: &Job,
-        state: &State,
-        matched: Option<&Matched>,
-        pinned: Option<u32>,
-    ) -> Offer {
-        let salt = self.salt(job, state);
-        let prompt = matched.and_then(|matched| {
-            let lora = Lora::of(job, state).known().ok()?;
-            let Matched { tokens, source } = matched.clone();
-            Some(CachePrompt { tokens, source, lora, salt: salt.clone() })
-        });
-        let claim = claim(&self.index, state, prompt.as_ref(), pinned);
-        Offer { salt, prompt, claim }
     }
 
     /// What a request holds and leaves behind on its worker.
@@ -279,6 +258,7 @@ impl Shared {
         let audit = job.is_read.then(|| {
             let audit = Audit {
                 worker: Arc::clone(&worker),
+                life: view.state.incarnation.clone(),
                 claim: claim.clone(),
                 prompt,
                 turn: job.turn.clone(),
@@ -287,7 +267,9 @@ impl Shared {
             (self.audits.clone(), audit)
         });
         let weights = Dispatched::new(self.fleet.clone(), number, view.state.weights());
-        (claim, Aboard { worker, _inside: inside, _on_rank: on_rank, audit, prediction, weights })
+        let pinned = on_rank.as_ref().map(|on| on.rank).or(job.rank);
+        let _on_rank = on_rank;
+        (claim, Aboard { worker, inside, _on_rank, pinned, audit, prediction, weights })
     }
 
     /// Sends the request to a worker, and to a rank of it by name, and waits for the first of its
@@ -473,7 +455,7 @@ impl Shared {
             };
             Reader::Events(Frames::default(), following)
         } else if job.is_read {
-            Reader::Whole(Vec::new())
+            Reader::Whole(Box::default())
         } else {
             Reader::Unread
         };
@@ -494,8 +476,9 @@ impl Shared {
         answer: Response<Relay>,
         claim: &Claim,
         attempts: usize,
-        ticket: Ticket,
+        mut ticket: Ticket,
     ) -> Response<Body> {
+        let claim = self.told(claim, ticket.aboard.as_mut());
         let (mut parts, mut relay) = answer.into_parts();
         let own = &mut parts.headers;
         let worker = ticket.aboard.as_ref().map(|aboard| HeaderValue::try_from(&*aboard.worker));

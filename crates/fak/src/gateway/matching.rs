@@ -5,7 +5,10 @@
 
 use std::sync::Arc;
 
+use fak_index::Index;
+
 use super::Shared;
+use super::claim::{Asker, Kv, claim};
 use super::dispatch::Job;
 use super::metrics::Matching;
 use super::prompt::Matched;
@@ -76,8 +79,7 @@ impl Shared {
         candidates: &[(usize, &View)],
     ) -> Result<(Matched, Matching), Matching> {
         let request = job.request().ok_or(Matching::NotMatchable)?;
-        let mut ranks = candidates.iter().flat_map(|(_, view)| view.state.ranks.iter());
-        if !ranks.any(|rank| self.index.has_blocks(rank.id)) {
+        if !candidates.iter().any(|(_, view)| may_hold(&self.index, &view.state)) {
             return Err(Matching::Skipped);
         }
         let mut why = Matching::Model;
@@ -96,6 +98,19 @@ impl Shared {
         }
         self.prompts.tokens(request, &matchable).await
     }
+}
+
+/// Whether anything can be claimed of a worker, or found out of it: by what its engine announces
+/// when it is asked, or by a hit on blocks that were announced once.
+fn may_hold(index: &Index, state: &State) -> bool {
+    let mut ranks = state.ranks.iter();
+    if ranks.any(|rank| index.has_blocks(rank.id)) {
+        return true;
+    }
+    let asker = Asker { pinned: None, is_alone: true };
+    let has_names = || state.ranks.iter().any(|rank| index.stats(rank.id).identities > 0);
+    let is_unknown = || claim(index, state, None, asker).kv == Kv::Unknown;
+    (state.reports_hits() || has_names()) && is_unknown()
 }
 
 impl From<Unmatchable> for Matching {

@@ -5,13 +5,13 @@
 
 use std::time::Duration;
 
-use fak_kernel::Tier;
 use fak_kernel::route::Reason;
 use fak_kernel::vocab::PerTier;
+use fak_kernel::{LossCause, Tier};
 use prometheus::core::Collector;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts};
 
-use super::audit::Verdict;
+use super::audit::{News, Verdict};
 use crate::engine::Data;
 use crate::telemetry::Registry;
 
@@ -96,10 +96,12 @@ pub(super) enum Matching {
     Model,
     /// Not used: the engine counted this prompt, or prompts of its kind, otherwise.
     Miscounted,
+    /// Not used: a claim for a prompt of its kind was contradicted lately.
+    Contradicted,
 }
 
 impl Matching {
-    const WORDS: [&'static str; 10] = [
+    const WORDS: [&'static str; 11] = [
         "known",
         "asked",
         "not_matchable",
@@ -110,6 +112,7 @@ impl Matching {
         "adapter",
         "model",
         "miscounted",
+        "contradicted",
     ];
 }
 
@@ -119,8 +122,12 @@ pub(super) struct Metrics {
     requests: Vec<[IntCounter; 5]>,
     failures: [IntCounter; 7],
     routed: Vec<IntCounter>,
-    matching: [IntCounter; 10],
-    claims: Vec<IntCounter>,
+    matching: [IntCounter; 11],
+    claims: Claims,
+    /// Requests sent in the mode in which the engine announces what it hit.
+    pub(super) reports: IntCounter,
+    /// Blocks that a hit proved again.
+    pub(super) confirmed_blocks: IntCounter,
     /// Requests that a client has not got its whole answer to.
     pub(super) in_flight: IntGauge,
     /// Requests that wait for a worker that serves.
@@ -143,12 +150,50 @@ pub(super) struct Metrics {
     pub(super) salted: IntCounter,
     /// Bodies written with a salt that carries their worker's weights.
     pub(super) weight_salted: IntCounter,
+    overhead: Histogram,
+}
+
+/// What became of claims.
+#[derive(Clone, Debug)]
+struct Claims {
+    outcomes: Vec<IntCounter>,
+    /// By cause, then by how the news came.
+    lost: Vec<[IntCounter; 4]>,
     /// Tokens claimed by audited requests.
     claimed_tokens: IntCounter,
     claimed_by_tier: Vec<IntCounter>,
     /// Tokens that engines took from caches for audited requests.
     cached_tokens: IntCounter,
-    overhead: Histogram,
+}
+
+impl Claims {
+    fn new(families: &Families<'_>) -> prometheus::Result<Self> {
+        let outcomes =
+            families.by("fak_claims_total", "Claims as the engine found them.", "outcome")?;
+        let lost = families.counters(
+            "fak_claims_lost_total",
+            "Claims lost in flight, by cause and by how the news of it came.",
+            &["cause", "told"],
+        )?;
+        let lost_by = |cause: &LossCause| {
+            News::WORDS.map(|told| lost.with_label_values(&[cause.as_str(), told]))
+        };
+        let by_tier = families.by(
+            "fak_claimed_tier_tokens_total",
+            "Claimed by audited requests, by tier: to be held against the engines' own split.",
+            "tier",
+        )?;
+        let of = |family: &IntCounterVec, word: &str| family.with_label_values(&[word]);
+        Ok(Self {
+            outcomes: Verdict::ALL.iter().map(|verdict| of(&outcomes, verdict.as_str())).collect(),
+            lost: LossCause::ALL.iter().map(lost_by).collect(),
+            claimed_tokens: families
+                .counter("fak_claimed_tokens_total", "Claimed by audited requests.")?,
+            claimed_by_tier: Tier::ALL.iter().map(|tier| of(&by_tier, tier.as_str())).collect(),
+            cached_tokens: families
+                .counter("fak_cached_tokens_total", "Found in caches by audited requests.")?,
+        })
+    }
 }
 
 impl Metrics {
@@ -170,20 +215,21 @@ impl Metrics {
         let routed = families.by("fak_requests_routed_total", "Choices by reason.", "reason")?;
         let matching =
             families.by("fak_requests_matching_total", "Prompts by their tokens.", "outcome")?;
-        let claims =
-            families.by("fak_claims_total", "Claims as the engine found them.", "outcome")?;
-        let by_tier = families.by(
-            "fak_claimed_tier_tokens_total",
-            "Claimed by audited requests, by tier: to be held against the engines' own split.",
-            "tier",
-        )?;
         let of = |family: &IntCounterVec, word: &str| family.with_label_values(&[word]);
         Ok(Self {
             requests: routes.map(of_route).collect(),
             failures: Failure::WORDS.map(|cause| of(&failures, cause)),
             routed: Reason::ALL.iter().map(|reason| of(&routed, reason.as_str())).collect(),
             matching: Matching::WORDS.map(|outcome| of(&matching, outcome)),
-            claims: Verdict::ALL.iter().map(|verdict| of(&claims, verdict.as_str())).collect(),
+            claims: Claims::new(&families)?,
+            reports: families.counter(
+                "fak_requests_reporting_total",
+                "Sent so that the engine announces what it held already.",
+            )?,
+            confirmed_blocks: families.counter(
+                "fak_claims_confirmed_blocks_total",
+                "Blocks that are believed again since the engine reported a hit.",
+            )?,
             in_flight: families.gauge("fak_requests_in_flight", "Not answered to their end.")?,
             held: families.gauge("fak_requests_held", "Waiting for a worker that serves.")?,
             deferred: families.gauge(
@@ -212,11 +258,6 @@ impl Metrics {
                 "fak_requests_weight_salted_total",
                 "Sent with a salt that carries their worker's weights.",
             )?,
-            claimed_tokens: families
-                .counter("fak_claimed_tokens_total", "Claimed by audited requests.")?,
-            claimed_by_tier: Tier::ALL.iter().map(|tier| of(&by_tier, tier.as_str())).collect(),
-            cached_tokens: families
-                .counter("fak_cached_tokens_total", "Found in caches by audited requests.")?,
             overhead: families.histogram(
                 "fak_request_overhead_seconds",
                 "From a request's whole body to its sending, if it did not wait for a worker.",
@@ -245,16 +286,21 @@ impl Metrics {
 
     /// A claim is held against what the engine reports.
     pub(super) fn claimed(&self, tokens: &PerTier<u32>, cached: u64) {
-        for (tier, counter) in Tier::ALL.iter().zip(&self.claimed_by_tier) {
+        for (tier, counter) in Tier::ALL.iter().zip(&self.claims.claimed_by_tier) {
             counter.inc_by(u64::from(tokens.get(*tier)));
-            self.claimed_tokens.inc_by(u64::from(tokens.get(*tier)));
+            self.claims.claimed_tokens.inc_by(u64::from(tokens.get(*tier)));
         }
-        self.cached_tokens.inc_by(cached);
+        self.claims.cached_tokens.inc_by(cached);
+    }
+
+    /// A claim was lost in flight.
+    pub(super) fn lost(&self, cause: LossCause, news: News) {
+        self.claims.lost[cause as usize][news as usize].inc();
     }
 
     /// A claim was audited.
     pub(super) fn audited(&self, verdict: Verdict) {
-        self.claims[verdict as usize].inc();
+        self.claims.outcomes[verdict as usize].inc();
     }
 
     /// A request was sent, so long after its body was there.

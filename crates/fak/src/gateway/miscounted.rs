@@ -50,7 +50,7 @@ impl Miscounted {
 
 /// A map that forgets the oldest.
 #[derive(Debug)]
-struct Remembered<K, V> {
+pub(super) struct Remembered<K, V> {
     by_key: HashMap<K, V>,
     order: VecDeque<K>,
 }
@@ -62,7 +62,18 @@ impl<K, V> Default for Remembered<K, V> {
 }
 
 impl<K: Copy + Eq + Hash, V: Default> Remembered<K, V> {
-    fn entry(&mut self, key: K) -> &mut V {
+    pub(super) fn get(&self, key: &K) -> Option<&V> {
+        self.by_key.get(key)
+    }
+
+    /// Remembers a key; whether it was not there.
+    pub(super) fn is_new(&mut self, key: K) -> bool {
+        let is_new = !self.by_key.contains_key(&key);
+        self.entry(key);
+        is_new
+    }
+
+    pub(super) fn entry(&mut self, key: K) -> &mut V {
         if !self.by_key.contains_key(&key) {
             if self.order.len() >= REMEMBERED_MAX
                 && let Some(oldest) = self.order.pop_front()

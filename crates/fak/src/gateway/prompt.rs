@@ -10,6 +10,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use fak_index::RankId;
 use fak_wire::openai::{Api, Request};
 use jiff::Timestamp;
 use quick_cache::Weighter;
@@ -17,8 +18,9 @@ use quick_cache::sync::Cache;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
+use super::contradicted::Contradicted;
 use super::metrics::Matching;
-use super::miscounted::Miscounted;
+use super::miscounted::{Miscounted, Remembered};
 use crate::engine::{TokensError, prompt_digest, prompt_shape};
 use crate::fleet::View;
 
@@ -50,6 +52,9 @@ pub(super) struct Prompts {
     shunned: Vec<Mutex<Option<Instant>>>,
     clock: fn() -> Timestamp,
     miscounted: Miscounted,
+    contradicted: Contradicted,
+    /// For whom engines were asked to announce what they hold, by prompt and life.
+    reported: Mutex<Remembered<u128, ()>>,
 }
 
 /// A prompt in tokens, and what it was made of.
@@ -91,6 +96,8 @@ impl Prompts {
             shunned: (0..workers).map(|_| Mutex::default()).collect(),
             clock,
             miscounted: Miscounted::default(),
+            contradicted: Contradicted::default(),
+            reported: Mutex::default(),
         }
     }
 
@@ -106,6 +113,9 @@ impl Prompts {
         let source = Source { digest, shape };
         if self.miscounted.has(source) {
             return Err(Matching::Miscounted);
+        }
+        if self.contradicted.has(shape, Instant::now()) {
+            return Err(Matching::Contradicted);
         }
         let matched = |tokens| Matched { tokens, source };
         if let Some(tokens) = self.known.get(&digest) {
@@ -132,6 +142,19 @@ impl Prompts {
     /// from now on.
     pub(super) fn miscounted(&self, source: Source) -> bool {
         self.miscounted.add(source)
+    }
+
+    /// A claim on `rank` for a prompt was contradicted; whether the whole rank is in doubt.
+    pub(super) fn contradicted(&self, rank: RankId, source: Source, now: Instant) -> bool {
+        self.contradicted.add(rank, source, now)
+    }
+
+    /// Whether a worker is to announce what it holds of a prompt: once in a life of its process.
+    pub(super) fn is_first_report(&self, source: Source, worker: &str, life: &str) -> bool {
+        let on = [worker.as_bytes(), &[0], life.as_bytes()].concat();
+        let key = source.digest ^ xxh3_128_with_seed(&on, self.seed);
+        // Whole after each insertion, whatever panicked elsewhere.
+        self.reported.lock().unwrap_or_else(PoisonError::into_inner).is_new(key)
     }
 
     fn digest(&self, request: &Request, candidates: &[(usize, &View)], at: Timestamp) -> u128 {

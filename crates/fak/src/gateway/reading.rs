@@ -162,45 +162,6 @@ pub(super) fn data(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(event.data)
 }
 
-/// The usage of a whole answer, from the last bytes of it: vLLM writes it behind the choices. The
-/// name cannot come from a text, whose quotes are escaped.
-pub(super) fn usage_in(tail: &[u8]) -> Option<Usage> {
-    let mut upto = tail.len();
-    while let Some(at) = memchr::memmem::rfind(&tail[..upto], b"\"usage\"") {
-        let behind = tail[at + USAGE.needle().len()..].trim_ascii_start();
-        if let Some(value) = behind.strip_prefix(b":") {
-            let mut values = serde_json::Deserializer::from_slice(value).into_iter::<Usage>();
-            if let Some(Ok(usage)) = values.next() {
-                return Some(usage);
-            }
-        }
-        upto = at;
-    }
-    None
-}
-
-/// Whether the engine aborted a whole answer, from the last bytes of it; none where they do not
-/// tell. vLLM answers 200 to a unary request that a pause or a sleep aborts, with usage (0.32.0,
-/// observed): of one that was still queued it has looked nothing up, so that `cached_tokens` is 0.
-pub(super) fn is_aborted_in(tail: &[u8]) -> Option<bool> {
-    let reasons = FINISH.find_iter(tail).map(|at| {
-        let behind = tail[at + FINISH.needle().len()..].trim_ascii_start();
-        let value = behind.strip_prefix(b":").unwrap_or(behind).trim_ascii_start();
-        value.starts_with(b"\"abort\"")
-    });
-    reasons.reduce(|one, other| one || other)
-}
-
-/// Whether a choice of a whole answer ended in an error, from the last bytes of it: such an answer
-/// has a status of 200, and its numbers say nothing of the cache.
-pub(super) fn has_error_in(tail: &[u8]) -> bool {
-    FINISH.find_iter(tail).any(|at| {
-        let behind = tail[at + FINISH.needle().len()..].trim_ascii_start();
-        let value = behind.strip_prefix(b":").unwrap_or(behind).trim_ascii_start();
-        value.starts_with(b"\"error\"")
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,26 +209,5 @@ mod tests {
         let mut reading = Reading::new(1, false);
         assert_eq!(read(&mut reading, r#"{"error": {"message": "boom"}}"#), Fate::Last);
         assert!(matches!(reading.end(), StreamEnd::Failed(Some(_))));
-    }
-
-    #[test]
-    fn an_aborted_answer_is_told_from_a_text_that_speaks_of_one() {
-        for (answer, told) in [
-            (r#"{"choices":[{"text":"a","finish_reason":"stop"}],"usage":{}}"#, Some(false)),
-            (r#"{"choices":[{"finish_reason" : "abort"},{"finish_reason":"stop"}]}"#, Some(true)),
-            (r#"{"choices":[{"text":"\"finish_reason\":\"abort\""}]}"#, None),
-            (r#"{"data":[],"usage":{}}"#, None),
-        ] {
-            assert_eq!(is_aborted_in(answer.as_bytes()), told, "{answer}");
-        }
-    }
-
-    #[test]
-    fn usage_is_found_at_the_end_of_a_whole_answer() {
-        let choices = r#"[{"text":"\"usage\":{\"prompt_tokens\":1}"},{"text":"usage"}]"#;
-        let answer = format!(r#"{{"choices":{choices},"usage" : {{"prompt_tokens":7}},"x":1}}"#);
-        assert_eq!(usage_in(answer.as_bytes()).map(|usage| usage.prompt_tokens), Some(7));
-        assert_eq!(usage_in(br#"{"choices":[{"text":"usage"}]}"#), None);
-        assert_eq!(usage_in(b"\"usage\""), None);
     }
 }

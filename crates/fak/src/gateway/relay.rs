@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use fak_wire::openai::{StreamEnd, Usage};
+use fak_wire::openai::{Finish, PassingAnswer, StreamEnd, Usage};
 use http::StatusCode;
 use hyper::body::{Body as _, Incoming};
 
@@ -22,14 +22,10 @@ use super::error::Problem;
 use super::following::Following;
 use super::frames::{Fate, Frames};
 use super::metrics::{Failure, Outcome};
-use super::reading::{Opening, has_error_in, is_aborted_in, is_refusal, usage_in};
+use super::reading::{Opening, is_refusal};
 use super::silence::{KeepAlive, Silence};
 use super::ticket::Ticket;
 use crate::engine::BoxError;
-
-/// Bytes of a whole answer's end that are kept to read usage from: it is about 200 bytes long, and
-/// little comes behind it.
-const TAIL_BYTES_MAX: usize = 16 << 10;
 
 /// A whole answer that is longer than this has tokens, or what goes before them.
 const EMPTY_BYTES_MAX: usize = 8 << 10;
@@ -56,8 +52,8 @@ impl Cutoff {
 pub(super) enum Reader {
     /// A stream.
     Events(Frames, Following),
-    /// A whole answer of chat or completions, by its last bytes.
-    Whole(Vec<u8>),
+    /// A whole answer of chat or completions.
+    Whole(Box<PassingAnswer>),
     /// Not at all.
     Unread,
 }
@@ -280,8 +276,8 @@ impl Relay {
                     None => cut.bytes,
                 }
             }
-            Reader::Whole(tail) => {
-                keep_tail(tail, &bytes);
+            Reader::Whole(passing) => {
+                passing.push(&bytes);
                 bytes
             }
             Reader::Unread => bytes,
@@ -304,19 +300,23 @@ impl Relay {
         self.incoming = None;
         let (outcome, usage) = match std::mem::replace(&mut self.reader, Reader::Unread) {
             Reader::Events(frames, following) => self.end_events(frames, following),
-            Reader::Whole(tail) => self.end_whole(&tail),
+            Reader::Whole(passing) => self.end_whole(&passing),
             Reader::Unread => (self.whole, None),
         };
         self.tell(outcome, usage);
     }
 
-    fn end_whole(&self, tail: &[u8]) -> (Outcome, Option<Usage>) {
-        match is_aborted_in(tail) {
-            Some(true) => (Outcome::Failed(Failure::Aborted), usage_in(tail)),
-            Some(false) if has_error_in(tail) => (Outcome::Failed(Failure::Error), usage_in(tail)),
-            Some(false) => (self.whole, usage_in(tail)),
+    /// vLLM answers 200 to a unary request that a pause or a sleep aborts, with usage (0.32.0,
+    /// observed): of one that was still queued it has looked nothing up, so that `cached_tokens`
+    /// is 0; and so it does to one at which it failed.
+    fn end_whole(&self, passing: &PassingAnswer) -> (Outcome, Option<Usage>) {
+        let usage = passing.usage();
+        match passing.finish() {
+            Finish::Whole => (self.whole, usage),
+            Finish::Aborted => (Outcome::Failed(Failure::Aborted), usage),
+            Finish::Failed => (Outcome::Failed(Failure::Error), usage),
             // It may have been: then its numbers say nothing of the cache.
-            None => (self.whole, None),
+            Finish::Untold => (self.whole, None),
         }
     }
 
@@ -422,14 +422,4 @@ enum Read {
     Broken,
     Silent,
     Stopped,
-}
-
-/// Keeps the last bytes, and never more than twice as many.
-fn keep_tail(tail: &mut Vec<u8>, bytes: &[u8]) {
-    let recent = &bytes[bytes.len().saturating_sub(TAIL_BYTES_MAX)..];
-    if tail.len() + recent.len() > 2 * TAIL_BYTES_MAX {
-        let old = tail.len().saturating_sub(TAIL_BYTES_MAX);
-        tail.drain(..old);
-    }
-    tail.extend_from_slice(recent);
 }

@@ -12,6 +12,7 @@ use bytes::Bytes;
 
 use super::Shared;
 use super::dispatch::Job;
+use super::intake::REPORT_MODE;
 use crate::engine::Data;
 use crate::fleet::{State, Weights};
 
@@ -60,16 +61,22 @@ impl Shared {
         Some(stamp.weights_salt(version, weights.epoch, job.salt.as_deref()).into())
     }
 
-    /// The body of a request with this salt.
-    pub(super) fn body(&self, job: &Job, salt: Option<&Arc<str>>) -> Bytes {
-        match &job.fields {
-            Some(fields) if salt != job.salt.as_ref() => {
-                let mut fields = fields.clone();
-                fields.set_cache_salt(salt.map(|salt| &**salt));
-                self.metrics.weight_salted.inc();
-                fields.to_bytes().into()
-            }
-            _ => job.body.clone(),
+    /// The body of a request with this salt; in the mode in which the engine announces what it hit,
+    /// where that is asked for.
+    pub(super) fn body(&self, job: &Job, salt: Option<&Arc<str>>, reports: bool) -> Bytes {
+        let is_salted = salt != job.salt.as_ref();
+        let Some(fields) = job.fields.as_ref().filter(|_| is_salted || reports) else {
+            return job.body.clone();
+        };
+        let mut fields = fields.clone();
+        if is_salted {
+            fields.set_cache_salt(salt.map(|salt| &**salt));
+            self.metrics.weight_salted.inc();
         }
+        if reports {
+            fields.set_within("vllm_xargs", REPORT_MODE, &"full".into());
+            self.metrics.reports.inc();
+        }
+        fields.to_bytes().into()
     }
 }

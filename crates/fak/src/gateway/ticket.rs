@@ -33,8 +33,10 @@ pub(super) struct Ticket {
 /// A request on a worker. Dropping it leaves the worker.
 pub(super) struct Aboard {
     pub(super) worker: Arc<str>,
-    pub(super) _inside: Inside,
+    pub(super) inside: Inside,
     pub(super) _on_rank: Option<OnRank>,
+    /// The data-parallel rank that the request is sent to by name.
+    pub(super) pinned: Option<u32>,
     pub(super) audit: Option<(Audits, Audit)>,
     pub(super) prediction: Option<(Arc<Predicted>, Chunks, usize)>,
     pub(super) weights: Dispatched,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use fak_index::RankId;
 use fak_kernel::rank::{Event, Note};
 use fak_kernel::vocab::PerTier;
 use fak_kernel::witness::{Answer, Level, Move, Observed, Reason, Verdict, judge};
@@ -196,8 +197,8 @@ impl Owner {
                     // Whoever asked may have left.
                     Some(Command::Ranks { done }) => drop(done.send(self.ranks.clone())),
                     Some(Command::Missed) => self.tell(Event::CatchUp).await,
-                    Some(Command::Contradicted { claimed, cached }) => {
-                        self.contradicted(claimed, cached).await;
+                    Some(Command::Contradicted { rank, claimed, cached }) => {
+                        self.contradicted(rank, claimed, cached).await;
                     }
                     Some(Command::Look { done }) => {
                         self.is_hinted = true;
@@ -362,13 +363,19 @@ impl Owner {
 
     /// The engine took less from its caches than was claimed, and no event says why: events must be
     /// missing that nobody missed.
-    async fn contradicted(&mut self, claimed: u32, cached: u64) {
+    async fn contradicted(&mut self, rank: RankId, claimed: u32, cached: u64) {
+        // A rank that is followed no more is believed no more.
+        let Some(handle) = self.ranks.iter().find(|handle| handle.id() == rank).cloned() else {
+            return;
+        };
         let verdict = self.judge_noticed(Move::Gap, &Observed::Nothing);
-        self.tell(Event::Distrust { kv: verdict.kv }).await;
+        // A stream that has ended believes nothing any more.
+        let _ = handle.tell(Event::Distrust { kv: verdict.kv }).await;
         let seen = json!({ "claimed_tokens": claimed, "cached_tokens": cached });
         let reason = Reason::Contradicted.as_str().to_owned();
         let outcome = Outcome { reason, ..self.outcome(&verdict, Value::Null, seen) };
-        let intent = self.new_intent(Move::Gap, None, Value::Null);
+        let rank = Some(handle.rank());
+        let intent = NewIntent { rank, ..self.new_intent(Move::Gap, None, Value::Null) };
         // Where it is not written it waits; what it tells holds all the same.
         let _ = self.record(intent, outcome).await;
         self.publish();

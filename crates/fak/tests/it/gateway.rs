@@ -5,6 +5,7 @@
 mod bridged;
 mod rig;
 
+mod audits;
 mod balance;
 mod claims;
 mod failures;

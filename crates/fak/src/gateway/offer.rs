@@ -1,0 +1,79 @@
+//! What a worker has for a request: the salt that it is sent with there, the prompt as its cache
+//! sees it, and what may be claimed of that, when it is chosen and when the answer begins.
+//!
+//! Invariant: a claim is told as it holds when the answer's head is written, and of no worker whose
+//! claims are not borne out.
+
+use std::sync::Arc;
+
+use super::Shared;
+use super::claim::{Asker, CachePrompt, Claim, claim, still};
+use super::dispatch::Job;
+use super::matching::Lora;
+use super::prompt::Matched;
+use super::ticket::Aboard;
+use crate::fleet::View;
+
+/// What one worker has for a request.
+pub(super) struct Offer {
+    /// With which the request is sent there.
+    pub(super) salt: Option<Arc<str>>,
+    /// The prompt with that salt, where it can be matched.
+    pub(super) prompt: Option<CachePrompt>,
+    pub(super) claim: Claim,
+}
+
+impl Shared {
+    /// What a worker has for a request with this prompt, or the rank `pinned` of it.
+    pub(super) fn offer(
+        &self,
+        job: &Job,
+        view: &View,
+        matched: Option<&Matched>,
+        pinned: Option<u32>,
+    ) -> Offer {
+        let View { worker, state } = view;
+        let salt = self.salt(job, state);
+        let prompt = matched.and_then(|matched| {
+            let lora = Lora::of(job, state).known().ok()?;
+            let Matched { tokens, source } = matched.clone();
+            Some(CachePrompt { tokens, source, lora, salt: salt.clone() })
+        });
+        let asker = Asker { pinned, is_alone: worker.door.in_flight() == 0 };
+        let claim = claim(&self.index, state, prompt.as_ref(), asker);
+        let credit = self.fleet.credit(&worker.id);
+        let is_withheld =
+            credit.is_some_and(|credit| credit.withheld(std::time::Instant::now()).is_some());
+        let claim = if is_withheld { claim.withdrawn() } else { claim };
+        Offer { salt, prompt, claim }
+    }
+
+    /// Whether an engine is to announce what it holds of a request's prompt: nothing is known of
+    /// it, and it is asked for the first time. So what it kept is claimed again, though fak began
+    /// anew or stopped believing.
+    pub(super) fn asks_for_report(&self, offer: &Offer, view: &View) -> bool {
+        let (Some(prompt), Some(basis)) = (&offer.prompt, offer.claim.basis) else {
+            return false;
+        };
+        let View { worker, state } = view;
+        let Some(life) = &state.incarnation else { return false };
+        basis.may_be_held
+            && state.reports_hits()
+            && self.prompts.is_first_report(prompt.source, &worker.id, life)
+    }
+
+    /// A claim as the client is told it, now that the answer's head is written: what was lost since
+    /// the request was sent is not claimed.
+    pub(super) fn told(&self, claim: &Claim, aboard: Option<&mut Aboard>) -> Claim {
+        let Some(aboard) = aboard else { return claim.withdrawn() };
+        let fleet = self.fleet.snapshot();
+        let Some(view) = fleet.get(&aboard.worker) else { return claim.withdrawn() };
+        let asker = Asker { pinned: aboard.pinned, is_alone: aboard.inside.is_alone() };
+        let prompt = aboard.audit.as_ref().and_then(|(_, audit)| audit.prompt.as_ref());
+        let told = still(&self.index, &view.state, prompt, asker, claim);
+        if let Some((_, audit)) = &mut aboard.audit {
+            audit.claim = told.clone();
+        }
+        told
+    }
+}

@@ -1,0 +1,366 @@
+//! What becomes of a claim: told, audited, explained, contradicted, proven again.
+
+use std::sync::Arc;
+
+use fak_index::{EngineHash, Extra, GroupKind, Loss, Origin, RankId, RankOptions, Store};
+use fak_kernel::rank::Trust;
+use fak_kernel::{Belief, LossCause, Tier, TierSet};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::bridged::Bridged;
+use super::rig::{MODEL, Rig};
+use crate::engine::peer::{self, Peer, Reply, Request};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+fn tokens(from: u32) -> Vec<u32> {
+    (from..from + 100).collect()
+}
+
+/// An answer to a prompt of 100 tokens, with what the engine says of its caches.
+fn usage(cached: Option<u64>) -> Value {
+    let details = cached.map(|cached| json!({"cached_tokens": cached}));
+    json!({"prompt_tokens": 100, "prompt_tokens_details": details})
+}
+
+fn answer(cached: Option<u64>) -> Vec<u8> {
+    let choice = json!({"index": 0, "text": "a", "finish_reason": "stop"});
+    peer::json("200 OK", &json!({"choices": [choice], "usage": usage(cached)}).to_string())
+}
+
+/// One engine that always answers so.
+async fn answering(cached: Option<u64>) -> (Peer, Rig, RankId) {
+    scripted(move |_| Reply::Send(answer(cached))).await
+}
+
+async fn scripted(
+    script: impl Fn(&Request) -> Reply + Send + Sync + 'static,
+) -> (Peer, Rig, RankId) {
+    let peer = Peer::start(script).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    let rank = rig.index.add_rank(RankOptions::default());
+    rig.state(0, |state| {
+        let trust = Trust::Exact;
+        state.ranks = Arc::new([fak::fleet::Rank { number: 0, id: rank, trust }]);
+    });
+    (peer, rig, rank)
+}
+
+/// The engine announces the first three blocks of these tokens.
+fn store(rig: &Rig, rank: RankId, tokens: &[u32]) {
+    let store = Store {
+        hashes: (1..4).map(|n| EngineHash::Int(u64::from(tokens[0]) * 8 + n)).collect(),
+        parent: None,
+        tokens: tokens[..96].to_vec(),
+        block_size: 32,
+        extra: Extra::PerBlock(Vec::new()),
+        lora: None,
+        tier: Tier::Gpu,
+        group: 0,
+        kind: GroupKind::Full,
+    };
+    rig.index.store(rank, &store, TierSet::ALL);
+}
+
+fn lose(rig: &Rig, rank: RankId, cause: LossCause, origin: Origin) {
+    rig.index.demote(rank, TierSet::ALL, Belief::Unknown, Loss { cause, origin });
+}
+
+fn prompt(tokens: &[u32], more: Value) -> String {
+    let mut body = json!({"model": MODEL, "prompt": tokens, "max_tokens": 1});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body.to_string()
+}
+
+async fn claimed(rig: &Rig, tokens: &[u32]) -> (String, String) {
+    claimed_with(rig, tokens, json!({})).await
+}
+
+async fn claimed_with(rig: &Rig, tokens: &[u32], more: Value) -> (String, String) {
+    let answer = rig.post(COMPLETIONS, &prompt(tokens, more)).await;
+    let header = |name| answer.header(name).unwrap().to_owned();
+    (header("x-fak-kv"), header("x-fak-warm-tokens"))
+}
+
+fn said(kv: &str, tokens: &str) -> (String, String) {
+    (kv.to_owned(), tokens.to_owned())
+}
+
+fn warm() -> (String, String) {
+    said("warm", "gpu=96")
+}
+
+fn outcome(word: &str) -> String {
+    format!("fak_claims_total{{outcome=\"{word}\"}}")
+}
+
+/// Fault 18: the engine's doing explains that it holds less; fak's own does not.
+#[tokio::test]
+async fn only_what_the_engine_did_explains_a_claim_that_was_too_high() {
+    for (cause, origin, verdict) in [
+        (LossCause::Cleared, Origin::Live, "lost_in_flight"),
+        (LossCause::Gap, Origin::None, "lost_in_flight"),
+        (LossCause::NewLife, Origin::None, "lost_in_flight"),
+        (LossCause::OwnAction, Origin::None, "lost_to_own_action"),
+        (LossCause::Doubt, Origin::None, "over"),
+    ] {
+        let (_peer, rig, rank) = answering(Some(0)).await;
+        store(&rig, rank, &tokens(0));
+        assert_eq!(claimed(&rig, &tokens(0)).await, warm());
+        lose(&rig, rank, cause, origin);
+        rig.counted(&outcome(verdict), 1).await;
+        let contradictions = rig.contradictions.lock().unwrap().len();
+        assert_eq!(contradictions, usize::from(verdict == "over"), "{cause}");
+        if verdict == "lost_in_flight" {
+            let told = if origin == Origin::Live { "live" } else { "none" };
+            let name = format!("fak_claims_lost_total{{cause=\"{cause}\",told=\"{told}\"}}");
+            assert_eq!(rig.count(&name), 1);
+        }
+    }
+}
+
+/// Fault 18: the first contradiction does not excuse the others.
+#[tokio::test]
+async fn false_claims_side_by_side_are_each_counted() {
+    let (_peer, rig, rank) = answering(Some(0)).await;
+    for n in 0..4 {
+        store(&rig, rank, &tokens(n * 1000));
+    }
+    for n in 0..4 {
+        assert_eq!(claimed(&rig, &tokens(n * 1000)).await, warm(), "{n}");
+    }
+    rig.counted(&outcome("over"), 4).await;
+    assert_eq!(rig.count(&outcome("lost_in_flight")), 0);
+}
+
+/// Fault 46: what one prompt proves wrong is that prompt's, until another kind says the same.
+#[tokio::test]
+async fn a_contradiction_costs_its_prompt_and_its_kind_of_request_alone() {
+    let (_peer, rig, rank) = answering(Some(0)).await;
+    let (odd, one, other) = (tokens(0), tokens(1000), tokens(2000));
+    for tokens in [&odd, &one, &other] {
+        store(&rig, rank, tokens);
+    }
+    assert_eq!(claimed_with(&rig, &odd, json!({"skips": 1})).await, warm());
+    rig.counted(&outcome("over"), 1).await;
+    assert!(!rig.contradictions.lock().unwrap()[0].is_rank);
+    assert_eq!(claimed(&rig, &odd).await.0, "unknown", "its blocks are given up");
+    assert_eq!(claimed_with(&rig, &one, json!({"skips": 1})).await.0, "unknown", "its kind");
+    assert_eq!(claimed(&rig, &one).await, warm(), "for others the worker stays warm");
+    rig.counted(&outcome("over"), 2).await;
+    assert!(rig.contradictions.lock().unwrap()[1].is_rank, "another kind contradicts it, too");
+}
+
+/// Faults 46 and 48: the engine kept the blocks, and does not announce a hit again.
+#[tokio::test]
+async fn a_hit_that_the_engine_reports_is_claimed_again() {
+    let (_peer, rig, rank) = answering(Some(96)).await;
+    store(&rig, rank, &tokens(0));
+    lose(&rig, rank, LossCause::Doubt, Origin::None);
+    assert_eq!(claimed(&rig, &tokens(0)).await, said("unknown", "0"));
+    rig.counted("fak_claims_confirmed_blocks_total", 3).await;
+    assert_eq!(claimed(&rig, &tokens(0)).await, warm());
+    // Of a rank that was not exact all the time a hit proves nothing.
+    lose(&rig, rank, LossCause::Doubt, Origin::None);
+    let trust = |trust| {
+        rig.state(0, |state| {
+            state.ranks = Arc::new([fak::fleet::Rank { number: 0, id: rank, trust }]);
+        });
+    };
+    trust(Trust::Degraded);
+    assert_eq!(claimed(&rig, &tokens(0)).await, said("unknown", "0"));
+    trust(Trust::Exact);
+    assert_eq!(rig.count("fak_claims_confirmed_blocks_total"), 3);
+}
+
+/// Fault 19.
+#[tokio::test]
+async fn details_that_are_left_out_mean_zero_once_a_life_has_shown_them() {
+    let shows = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let does_show = Arc::clone(&shows);
+    let (_peer, rig, rank) = scripted(move |_| {
+        let shows = does_show.load(std::sync::atomic::Ordering::SeqCst);
+        Reply::Send(answer(shows.then_some(96)))
+    })
+    .await;
+    let life = |name: &str| rig.state(0, |state| state.incarnation = Some(name.into()));
+    life("one");
+    store(&rig, rank, &tokens(0));
+    store(&rig, rank, &tokens(1000));
+    assert_eq!(claimed(&rig, &tokens(0)).await, warm());
+    rig.counted(&outcome("unaudited"), 1).await;
+    shows.store(true, std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(claimed(&rig, &tokens(0)).await, warm());
+    rig.counted(&outcome("confirmed"), 1).await;
+    shows.store(false, std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(claimed(&rig, &tokens(0)).await, warm());
+    rig.counted(&outcome("over"), 1).await;
+    assert_eq!(rig.contradictions.lock().unwrap()[0].cached, 0);
+    life("two");
+    assert_eq!(claimed_with(&rig, &tokens(1000), json!({"of": "another kind"})).await, warm());
+    rig.counted(&outcome("unaudited"), 2).await;
+}
+
+/// Fault 20.
+#[tokio::test]
+async fn an_answer_is_audited_whatever_stands_behind_its_usage() {
+    let choice = json!({"index": 0, "text": "a", "finish_reason": "stop"});
+    let ids: Vec<u32> = (0..20_000).collect();
+    let whole = format!(
+        r#"{{"choices":[{choice}],"usage":{},"prompt_token_ids":{}}}"#,
+        usage(Some(96)),
+        json!(ids)
+    );
+    let (_peer, rig, rank) = scripted(move |_| Reply::Send(peer::json("200 OK", &whole))).await;
+    store(&rig, rank, &tokens(0));
+    assert_eq!(claimed(&rig, &tokens(0)).await, warm());
+    rig.counted(&outcome("confirmed"), 1).await;
+}
+
+/// Fault 25.
+#[tokio::test]
+async fn an_answer_that_ended_in_an_error_is_no_evidence() {
+    let choice = json!({"index": 0, "text": "", "finish_reason": "error"});
+    let body = json!({"choices": [choice], "usage": usage(Some(0))}).to_string();
+    let (_peer, rig, rank) = scripted(move |_| Reply::Send(peer::json("200 OK", &body))).await;
+    store(&rig, rank, &tokens(0));
+    assert_eq!(claimed(&rig, &tokens(0)).await, warm());
+    rig.counted("fak_requests_failed_total{cause=\"error\"}", 1).await;
+    assert_eq!(rig.count("fak_claimed_tokens_total"), 0);
+    assert_eq!(claimed(&rig, &tokens(0)).await, warm(), "what is believed stays");
+}
+
+/// An engine whose answers the test lets go.
+async fn waiting() -> (Peer, Rig, RankId, mpsc::Receiver<mpsc::Sender<Vec<u8>>>) {
+    let (sender, arrived) = mpsc::channel(16);
+    let (peer, rig, rank) = scripted(move |_| {
+        let (steps, walked) = mpsc::channel(1);
+        sender.try_send(steps).unwrap();
+        Reply::Steps(walked)
+    })
+    .await;
+    (peer, rig, rank, arrived)
+}
+
+/// Faults 17 and 24: what is lost before the answer's head is written is not told as warm.
+#[tokio::test]
+async fn a_claim_that_fell_before_the_head_is_not_told() {
+    for comes_back in [false, true] {
+        for cause in [LossCause::OwnAction, LossCause::Cleared] {
+            let (_peer, rig, rank, mut arrived) = waiting().await;
+            let prompted = tokens(0);
+            store(&rig, rank, &prompted);
+            let (told, ()) = tokio::join!(claimed(&rig, &prompted), async {
+                let steps = arrived.recv().await.unwrap();
+                lose(&rig, rank, cause, Origin::Live);
+                if comes_back {
+                    // By somebody else's request: this one may have been computed before.
+                    store(&rig, rank, &prompted);
+                }
+                steps.send(answer(Some(0))).await.unwrap();
+            });
+            assert_eq!(told, said("unknown", "0"), "{cause}");
+            rig.empty().await;
+            assert_eq!(rig.count("fak_claimed_tokens_total"), 0, "it is no claim");
+        }
+    }
+}
+
+/// Fault 23.
+#[tokio::test]
+async fn cold_is_said_only_where_nobody_else_was_inside() {
+    let (_peer, rig, rank, mut arrived) = waiting().await;
+    store(&rig, rank, &tokens(5000));
+    lose(&rig, rank, LossCause::Cleared, Origin::Live);
+    rig.index.demote(
+        rank,
+        TierSet::ALL,
+        Belief::Gone,
+        Loss { cause: LossCause::Cleared, origin: Origin::Live },
+    );
+    let prompted = tokens(0);
+    let (one, other, ()) =
+        tokio::join!(claimed(&rig, &prompted), claimed(&rig, &prompted), async {
+            let (one, other) = (arrived.recv().await.unwrap(), arrived.recv().await.unwrap());
+            one.send(answer(Some(0))).await.unwrap();
+            other.send(answer(Some(64))).await.unwrap();
+        });
+    assert_eq!((one.0.as_str(), other.0.as_str()), ("unknown", "unknown"));
+    rig.empty().await;
+    let later = tokens(7000);
+    let (alone, ()) = tokio::join!(claimed(&rig, &later), async {
+        arrived.recv().await.unwrap().send(answer(Some(0))).await.unwrap();
+    });
+    assert_eq!(alone, said("cold", "0"));
+}
+
+/// Fault 18: an audit that cannot speak is no acquittal.
+#[tokio::test]
+async fn a_worker_whose_claims_are_never_audited_is_not_claimed_of() {
+    let (_peer, rig, rank) = answering(None).await;
+    store(&rig, rank, &tokens(0));
+    for n in 1..=32 {
+        assert_eq!(claimed(&rig, &tokens(0)).await, warm(), "{n}");
+        rig.counted(&outcome("unaudited"), n).await;
+    }
+    assert_eq!(claimed(&rig, &tokens(0)).await, said("unknown", "0"));
+    assert!(rig.fleet.credit("w0").unwrap().withheld(std::time::Instant::now()).is_some());
+}
+
+/// Fault 48: a prompt of which nothing is known is announced by the engine, once.
+#[tokio::test]
+async fn an_engine_is_asked_once_to_announce_what_it_holds_of_a_prompt() {
+    let (mut peer, rig, rank) = answering(Some(0)).await;
+    // As of an engine that was there before fak.
+    lose(&rig, rank, LossCause::Gap, Origin::None);
+    let mode = async |rig: &Rig, peer: &mut Peer, from: u32, more: Value| {
+        claimed_with(rig, &tokens(from), more).await;
+        peer.request().await.json()["vllm_xargs"].clone()
+    };
+    let state = |version: &str, life: &str| {
+        rig.state(0, |state| {
+            state.version = Some(version.into());
+            state.incarnation = Some(life.into());
+        });
+    };
+    state("0.31.0", "one");
+    assert_eq!(mode(&rig, &mut peer, 0, json!({})).await, Value::Null, "it does not know it");
+    state("0.32.0", "one");
+    let full = json!({"kv_cache_report_mode": "full"});
+    assert_eq!(mode(&rig, &mut peer, 0, json!({})).await, full);
+    assert_eq!(mode(&rig, &mut peer, 0, json!({})).await, Value::Null, "once");
+    let own = json!({"vllm_xargs": {"a": 1, "kv_cache_report_mode": "x"}});
+    let both = json!({"a": 1, "kv_cache_report_mode": "full"});
+    assert_eq!(mode(&rig, &mut peer, 1000, own).await, both);
+    state("0.32.0", "two");
+    assert_eq!(mode(&rig, &mut peer, 0, json!({})).await, full, "another life");
+    assert_eq!(rig.count("fak_requests_reporting_total"), 3);
+}
+
+/// Fault 50: a batch that was dropped shows with the next one only, unless it is asked for.
+#[tokio::test]
+async fn an_engine_is_asked_for_a_store_that_does_not_come() {
+    let (_peer, mut rig, rank) = answering(Some(0)).await;
+    store(&rig, rank, &tokens(5000));
+    claimed(&rig, &tokens(0)).await;
+    let missed = tokio::time::timeout(super::rig::PATIENT, rig.missed.recv()).await;
+    assert_eq!(missed.unwrap().as_deref(), Some("w0"));
+}
+
+/// Fault 48: the engine keeps its blocks and does not announce them again by itself.
+#[tokio::test]
+async fn what_an_engine_kept_is_claimed_again_after_one_request_of_a_fak_that_forgot_it() {
+    let bridged = Bridged::start().await;
+    let text = "a".repeat(100);
+    bridged.ask(&text).await;
+    assert_eq!(bridged.ask(&text).await, warm());
+    let rank = bridged.lifecycle.ranks("w0").await.unwrap().remove(0).id();
+    // As after a restart of fak whose replay does not reach back so far.
+    bridged.rig.index.forget_identities(rank);
+    let doubted = Loss { cause: LossCause::Gap, origin: Origin::None };
+    bridged.rig.index.demote(rank, TierSet::ALL, Belief::Unknown, doubted);
+    assert_eq!(bridged.ask(&text).await, said("unknown", "0"));
+    assert_eq!(bridged.ask(&text).await, warm());
+    assert_eq!(bridged.rig.count("fak_requests_reporting_total"), 1);
+}
