@@ -197,8 +197,8 @@ async fn a_quarantine_flushes_the_worker_or_isolates_the_session() {
     assert_eq!(isolated.status, 200, "{}", isolated.text);
     let row = isolated.json();
     assert_eq!((&row["action"], &row["reason"]), (&json!("quarantine"), &json!("isolated")));
-    // Nothing is sent for it, and nothing is believed of this worker.
-    assert_eq!((&row["kv"], &row["serving"]), (&json!("unknown"), &json!(true)));
+    // Nothing is sent for it, and what is believed of this worker, a marker's block, still stands.
+    assert_eq!((&row["kv"], &row["serving"]), (&json!("preserved"), &json!(true)));
     let salt = |id: &str| rig.sessions.resolve(id).unwrap().salt();
     let first = salt("mine").expect("a salt of its own");
     assert_eq!(salt("other"), None);

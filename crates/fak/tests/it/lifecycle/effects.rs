@@ -199,7 +199,7 @@ async fn a_row_of_what_was_not_sent_says_preserved_of_what_is_believed_alone() {
     let already = wake(Parts::NONE, Weights::Same);
     let row = rig.act(already).await;
     let told: Vec<_> = row.tiers.0.iter().map(|(_, kv)| *kv).collect();
-    assert_eq!(told, [Disposition::Unknown; 2], "nothing is known of it yet: {row:?}");
+    assert_eq!(told, [Disposition::Preserved; 2], "the marker's block is believed: {row:?}");
     rig.warm(&prompt(1)).await;
     let row = rig.act(already).await;
     assert_eq!((row.evidence.as_str(), row.kv), ("not_sent", Disposition::Preserved));
