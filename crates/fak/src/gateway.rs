@@ -175,6 +175,9 @@ pub trait Doubt: Send + Sync + 'static {
     /// engine is to be asked.
     fn missed(&self, worker: &Arc<str>);
 
+    /// A store that `worker`'s engine owes is late: it is to be asked for it. Beliefs count on.
+    fn late(&self, worker: &Arc<str>);
+
     /// What was believed of a prompt is wrong, and given up already; where all of the
     /// [rank](Contradiction::is_rank) is in doubt, its beliefs are to be given up, too.
     fn contradicted(&self, contradiction: &Contradiction);

@@ -117,6 +117,8 @@ enum Command {
     Look {
         done: oneshot::Sender<()>,
     },
+    /// A store that the engine owes is late.
+    Late,
     /// A claim was higher than what the engine took from its caches: an event may be missing.
     Missed,
     /// The same, and no event says why.
@@ -248,6 +250,15 @@ impl Lifecycle {
     /// [`Error::UnknownWorker`], [`Error::Stopped`].
     pub async fn missed(&self, worker: &str) -> Result<(), Error> {
         self.line(worker)?.commands.send(Command::Missed).await.map_err(|_| Error::Stopped)
+    }
+
+    /// Asks a worker's engine for a store that it owes; beliefs count on meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownWorker`], [`Error::Stopped`].
+    pub async fn late(&self, worker: &str) -> Result<(), Error> {
+        self.line(worker)?.commands.send(Command::Late).await.map_err(|_| Error::Stopped)
     }
 
     /// Gives up what is believed of a worker's rank: the engine itself contradicted it, by what it

@@ -20,6 +20,7 @@ use crate::runtime::Shutdown;
 struct Found {
     contradiction: Option<Contradiction>,
     is_missed: bool,
+    is_late: bool,
     is_suspect: bool,
 }
 
@@ -37,6 +38,10 @@ impl Doubt for Findings {
 
     fn missed(&self, worker: &Arc<str>) {
         self.put(worker, |found| found.is_missed = true);
+    }
+
+    fn late(&self, worker: &Arc<str>) {
+        self.put(worker, |found| found.is_late = true);
     }
 
     fn contradicted(&self, contradiction: &Contradiction) {
@@ -102,6 +107,12 @@ async fn tell(lifecycle: Lifecycle, worker: Arc<str>, found: Found) {
         && let Err(error) = lifecycle.contradicted(&worker, rank, (claimed, cached)).await
     {
         tracing::debug!(%error, "a contradiction reached nobody");
+    }
+    if found.is_late
+        && !found.is_missed
+        && let Err(error) = lifecycle.late(&worker).await
+    {
+        tracing::debug!(%error, "a late store reached nobody");
     }
     if found.is_missed
         && let Err(error) = lifecycle.missed(&worker).await

@@ -378,7 +378,7 @@ impl Desk {
             reminders.paid(&debt.worker);
         } else if reminders.is_due(&debt.worker, Instant::now()) {
             tracing::debug!(worker = %debt.worker, "a store is late: the engine is asked for it");
-            self.parts.doubt.missed(&debt.worker);
+            self.parts.doubt.late(&debt.worker);
         }
     }
 
@@ -488,6 +488,7 @@ mod tests {
     impl Doubt for Silent {
         fn suspect(&self, _: &Arc<str>) {}
         fn missed(&self, _: &Arc<str>) {}
+        fn late(&self, _: &Arc<str>) {}
         fn contradicted(&self, _: &Contradiction) {}
     }
 

@@ -66,13 +66,6 @@ impl<K: Copy + Eq + Hash, V: Default> Remembered<K, V> {
         self.by_key.get(key)
     }
 
-    /// Remembers a key; whether it was not there.
-    pub(super) fn is_new(&mut self, key: K) -> bool {
-        let is_new = !self.by_key.contains_key(&key);
-        self.entry(key);
-        is_new
-    }
-
     pub(super) fn entry(&mut self, key: K) -> &mut V {
         if !self.by_key.contains_key(&key) {
             if self.order.len() >= REMEMBERED_MAX

@@ -59,7 +59,7 @@ impl Shared {
         let Some(life) = &state.incarnation else { return false };
         basis.may_be_held
             && state.reports_hits()
-            && self.prompts.is_first_report(prompt.source, &worker.id, life)
+            && self.prompts.takes_report(prompt.source, &worker.id, life)
     }
 
     /// A claim as the client is told it, now that the answer's head is written: what was lost since

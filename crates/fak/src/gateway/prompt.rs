@@ -29,6 +29,10 @@ const ABSENT_FOR: Duration = Duration::from_secs(60);
 /// For how long a worker that did not answer is not asked again.
 const SILENT_FOR: Duration = Duration::from_secs(2);
 
+/// When an engine is asked again to announce what it holds of a prompt. It announces every block of
+/// the hit each time.
+const REPORT_AGAIN_AFTER: Duration = Duration::from_secs(60);
+
 /// For how long a template writes the same date, wherever its engine is: days of all time zones
 /// begin at a whole quarter of an hour.
 const SAME_DATE_SECONDS: i64 = 15 * 60;
@@ -53,8 +57,8 @@ pub(super) struct Prompts {
     clock: fn() -> Timestamp,
     miscounted: Miscounted,
     contradicted: Contradicted,
-    /// For whom engines were asked to announce what they hold, by prompt and life.
-    reported: Mutex<Remembered<u128, ()>>,
+    /// When engines were asked to announce what they hold, by prompt and life.
+    reported: Mutex<Remembered<u128, Option<Instant>>>,
 }
 
 /// A prompt in tokens, and what it was made of.
@@ -149,12 +153,20 @@ impl Prompts {
         self.contradicted.add(rank, source, now)
     }
 
-    /// Whether a worker is to announce what it holds of a prompt: once in a life of its process.
-    pub(super) fn is_first_report(&self, source: Source, worker: &str, life: &str) -> bool {
+    /// Whether a worker is to announce what it holds of a prompt: once in a while in each life of
+    /// its process.
+    pub(super) fn takes_report(&self, source: Source, worker: &str, life: &str) -> bool {
         let on = [worker.as_bytes(), &[0], life.as_bytes()].concat();
         let key = source.digest ^ xxh3_128_with_seed(&on, self.seed);
+        let now = Instant::now();
         // Whole after each insertion, whatever panicked elsewhere.
-        self.reported.lock().unwrap_or_else(PoisonError::into_inner).is_new(key)
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = reported.entry(key);
+        let is_due = last.is_none_or(|last| now.duration_since(last) >= REPORT_AGAIN_AFTER);
+        if is_due {
+            *last = Some(now);
+        }
+        is_due
     }
 
     fn digest(&self, request: &Request, candidates: &[(usize, &View)], at: Timestamp) -> u128 {

@@ -196,6 +196,7 @@ impl Owner {
                     }
                     // Whoever asked may have left.
                     Some(Command::Ranks { done }) => drop(done.send(self.ranks.clone())),
+                    Some(Command::Late) => self.ranks.iter().for_each(Handle::catch_up),
                     Some(Command::Missed) => self.tell(Event::CatchUp).await,
                     Some(Command::Contradicted { rank, claimed, cached }) => {
                         self.contradicted(rank, claimed, cached).await;

@@ -344,8 +344,8 @@ async fn an_engine_is_asked_for_a_store_that_does_not_come() {
     let (_peer, mut rig, rank) = answering(Some(0)).await;
     store(&rig, rank, &tokens(5000));
     claimed(&rig, &tokens(0)).await;
-    let missed = tokio::time::timeout(super::rig::PATIENT, rig.missed.recv()).await;
-    assert_eq!(missed.unwrap().as_deref(), Some("w0"));
+    let late = tokio::time::timeout(super::rig::PATIENT, rig.late.recv()).await;
+    assert_eq!(late.unwrap().as_deref(), Some("w0"));
 }
 
 /// Fault 48: the engine keeps its blocks and does not announce them again by itself.
@@ -360,7 +360,20 @@ async fn what_an_engine_kept_is_claimed_again_after_one_request_of_a_fak_that_fo
     bridged.rig.index.forget_identities(rank);
     let doubted = Loss { cause: LossCause::Gap, origin: Origin::None };
     bridged.rig.index.demote(rank, TierSet::ALL, Belief::Unknown, doubted);
-    assert_eq!(bridged.ask(&text).await, said("unknown", "0"));
-    assert_eq!(bridged.ask(&text).await, warm());
-    assert_eq!(bridged.rig.count("fak_requests_reporting_total"), 1);
+    // In tokens: this request was not sent before.
+    let tokens = bridged.sim.tokenize(&text);
+    let body = json!({"model": "tiny", "prompt": tokens, "max_tokens": 1}).to_string();
+    let reporting = bridged.rig.count("fak_requests_reporting_total");
+    let first = bridged.rig.post(COMPLETIONS, &body).await;
+    assert_eq!(first.header("x-fak-kv"), Some("unknown"));
+    assert_eq!(bridged.rig.count("fak_requests_reporting_total"), reporting + 1);
+    let key = fak_index::Prompt { tokens: &tokens, lora: None, salt: None };
+    let believed = async {
+        while bridged.rig.index.held(rank, &key).blocks.gpu < 3 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(super::rig::PATIENT, believed).await.unwrap();
+    let second = bridged.rig.post(COMPLETIONS, &body).await;
+    assert_eq!(second.header("x-fak-warm-tokens"), Some("gpu=96"));
 }

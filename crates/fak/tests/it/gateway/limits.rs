@@ -345,5 +345,7 @@ struct Nobody;
 impl fak::gateway::Doubt for Nobody {
     fn suspect(&self, _: &std::sync::Arc<str>) {}
     fn missed(&self, _: &std::sync::Arc<str>) {}
+    fn late(&self, _: &std::sync::Arc<str>) {}
+
     fn contradicted(&self, _: &fak::gateway::Contradiction) {}
 }

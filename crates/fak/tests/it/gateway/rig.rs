@@ -38,6 +38,7 @@ pub(crate) struct Rig {
     pub(crate) contradictions: Arc<Mutex<Vec<Contradiction>>>,
     pub(crate) suspects: mpsc::Receiver<Arc<str>>,
     pub(crate) missed: mpsc::Receiver<Arc<str>>,
+    pub(crate) late: mpsc::Receiver<Arc<str>>,
     registry: Registry,
     http: hyper_util::client::legacy::Client<HttpConnector, Full<Bytes>>,
     _tasks: TaskGroup,
@@ -46,6 +47,7 @@ pub(crate) struct Rig {
 struct Told {
     suspects: mpsc::Sender<Arc<str>>,
     missed: mpsc::Sender<Arc<str>>,
+    late: mpsc::Sender<Arc<str>>,
     contradictions: Arc<Mutex<Vec<Contradiction>>>,
 }
 
@@ -58,6 +60,11 @@ impl Doubt for Told {
     fn missed(&self, worker: &Arc<str>) {
         // Likewise.
         let _ = self.missed.try_send(Arc::clone(worker));
+    }
+
+    fn late(&self, worker: &Arc<str>) {
+        // Likewise.
+        let _ = self.late.try_send(Arc::clone(worker));
     }
 
     fn contradicted(&self, contradiction: &Contradiction) {
@@ -163,8 +170,10 @@ impl Rig {
         let (sender, suspects) = mpsc::channel(1024);
         let contradictions = Arc::default();
         let (missing, missed) = mpsc::channel(16);
+        let (owing, late) = mpsc::channel(16);
         let contradicted = Arc::clone(&contradictions);
-        let doubt = Told { suspects: sender, missed: missing, contradictions: contradicted };
+        let doubt =
+            Told { suspects: sender, missed: missing, late: owing, contradictions: contradicted };
         let registry = Registry::new();
         let parts = Parts {
             fleet: fleet.clone(),
@@ -196,6 +205,7 @@ impl Rig {
             contradictions,
             suspects,
             missed,
+            late,
             registry,
             http,
             _tasks: tasks,
