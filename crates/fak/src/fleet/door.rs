@@ -58,8 +58,7 @@ impl Door {
     #[must_use]
     pub fn enter(&self) -> Option<Inside> {
         let inside = &self.shared.inside;
-        let entered =
-            inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| after_entry(now));
+        let entered = inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, after_entry);
         let entered = after_entry(entered.ok()?)?;
         Some(Inside { shared: Arc::clone(&self.shared), entered })
     }

@@ -453,7 +453,7 @@ impl Shared {
                 true => Following::Chunks(Reading::new(job.choices, job.cuts_usage)),
                 false => Following::unread(job.route),
             };
-            Reader::Events(Frames::default(), following)
+            Reader::Events(Frames::default(), Box::new(following))
         } else if job.is_read {
             Reader::Whole(Box::default())
         } else {

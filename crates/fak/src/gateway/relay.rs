@@ -51,7 +51,7 @@ impl Cutoff {
 #[derive(Debug)]
 pub(super) enum Reader {
     /// A stream.
-    Events(Frames, Following),
+    Events(Frames, Box<Following>),
     /// A whole answer of chat or completions.
     Whole(Box<PassingAnswer>),
     /// Not at all.
@@ -299,7 +299,7 @@ impl Relay {
     fn end(&mut self) {
         self.incoming = None;
         let (outcome, usage) = match std::mem::replace(&mut self.reader, Reader::Unread) {
-            Reader::Events(frames, following) => self.end_events(frames, following),
+            Reader::Events(frames, following) => self.end_events(frames, *following),
             Reader::Whole(passing) => self.end_whole(&passing),
             Reader::Unread => (self.whole, None),
         };

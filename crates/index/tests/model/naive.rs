@@ -440,7 +440,7 @@ impl Naive {
             // Every block of every chunk that the claim touches; of a chunk the last one counts.
             let (from, to) = (from / chunk * chunk, end.div_ceil(chunk) * chunk);
             // A claim ends short of the last chunk's end, so it rests on that, too.
-            let to = if chunk > 1 { (end + chunk - 1) / chunk * chunk } else { to };
+            let to = if chunk > 1 { end.div_ceil(chunk) * chunk } else { to };
             for i in from..to.min(chain.len()) {
                 if (i + 1) % chunk != 0 {
                     continue;

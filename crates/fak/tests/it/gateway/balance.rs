@@ -227,8 +227,9 @@ async fn a_request_goes_to_the_rank_that_holds_its_prompt_and_a_clients_own_choi
 
 #[tokio::test]
 async fn no_rank_is_named_where_the_header_may_mean_another_or_nothing() {
+    type Case = (&'static str, [u32; 3], fn(&mut State));
     let tokens: Vec<u32> = (0..1024).collect();
-    let cases: [(&str, [u32; 3], fn(&mut State)); 4] = [
+    let cases: [Case; 4] = [
         ("an engine that does not obey", [0, 1, 2], |state| state.version = Some("0.11.2".into())),
         ("a part of the ranks of a larger engine", [3, 4, 5], |_| {}),
         ("numbers with a hole", [0, 1, 3], |_| {}),
