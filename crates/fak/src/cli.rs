@@ -200,6 +200,7 @@ File (--config), with the defaults:
   hold_max = 1000               # how many may wait
   first_byte_ms = 2000          # silence before a worker is looked at
   body_bytes_max = 33554432
+  bodies_bytes_max = 1073741824 # of all requests together
   drain_announce_ms = 5000      # at SIGTERM: /ready is 503, and requests are served for so long
   drain_ms = 30000              # then: for streams to end
   answer_first_byte_ms = 120000 # no progress before a stream's first byte; 0: no limit

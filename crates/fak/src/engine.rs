@@ -16,7 +16,7 @@ mod secret;
 mod tokens;
 mod unmatchable;
 
-pub use capabilities::{Capabilities, Chunk, Learnt, Offload, Settings};
+pub use capabilities::{Capabilities, KvIdentity, Learnt, Offload, Settings};
 pub use client::{
     BODY_BYTES_MAX, BadKey, Body, BoxError, Client, Error, NEVER, Outgoing, Response, Streaming,
     Timeouts, Wait,

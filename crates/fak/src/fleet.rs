@@ -20,7 +20,7 @@ use tokio::time::Instant;
 pub use credit::{Credit, Outcome, Withheld};
 pub use door::{Door, Inside};
 
-use crate::engine::{Engine, Models};
+use crate::engine::{Engine, KvIdentity, Models};
 
 /// One vLLM server, as configured. Its state is in the fleet's [`Snapshot`].
 #[derive(Clone, Debug)]
@@ -51,6 +51,8 @@ pub struct State {
     pub incarnation: Option<Arc<str>>,
     /// The engine's version, where it told.
     pub version: Option<Arc<str>>,
+    /// What its KV is computed with, where it told in this life.
+    pub kv_identity: Option<Arc<KvIdentity>>,
     /// The models that it serves, the last told in this life.
     pub models: Models,
     /// Whether no other adapter can come under a served name in this life of its process.
@@ -254,6 +256,7 @@ impl State {
             pace: Pace::default(),
             incarnation: None,
             version: None,
+            kv_identity: None,
             models: Models::default(),
             are_adapters_fixed: false,
             weight_version: None,

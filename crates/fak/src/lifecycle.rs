@@ -8,9 +8,11 @@
 mod act;
 mod canary;
 mod effect;
+mod found;
 mod hold;
 mod learn;
 mod lives;
+mod made_with;
 mod marker;
 mod markers;
 mod mixed;
@@ -42,7 +44,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use canary::Outcome as Canary;
 pub(crate) use learn::{capabilities, offload};
-pub use marker::{Form, serve as serve_markers};
+pub use markers::{Offer, run as serve_markers};
 pub use owner::{Config, Events, Owner};
 pub use rollout::{Begin, Begun, End, Ended};
 pub use rows::Ending;

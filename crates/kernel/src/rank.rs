@@ -39,7 +39,7 @@ use core::mem;
 use crate::vocab::{Belief, Disposition, LossCause, TierSet};
 pub use effect::{Effect, Ignored, Note, Take, Trust};
 pub use event::{Config, Event, Head};
-use fence::Fence;
+use fence::{Clears, Fence};
 use live::Live;
 use replay::Session;
 
@@ -329,7 +329,7 @@ impl Rank {
             self.remember(Cursor { seq: head.seq, digest: head.digest });
             return;
         }
-        let clears = self.fence.explain(head.clears);
+        let clears = self.explain(head.clears, origin);
         self.note_clears(clears, origin, out);
         let mut gain = TierSet::ALL.without(self.fence.closed());
         let mut cleared = TierSet::NONE;
@@ -347,9 +347,17 @@ impl Rank {
         self.fence_passed_batch(head, out);
     }
 
+    fn explain(&mut self, clears: u32, origin: Origin) -> Clears {
+        if origin == Origin::Replay && self.is_history {
+            self.fence.explain_past(clears)
+        } else {
+            self.fence.explain(clears)
+        }
+    }
+
     /// Counts the clears that no action of fak's explains. Those that replays bring are noted
     /// together once the replay is through.
-    fn note_clears(&mut self, clears: fence::Clears, origin: Origin, out: &mut Vec<Effect>) {
+    fn note_clears(&mut self, clears: Clears, origin: Origin, out: &mut Vec<Effect>) {
         if clears.ambiguous > 0 {
             out.push(Effect::Note(Note::ClearAmbiguous { clears: clears.ambiguous }));
         }

@@ -2,6 +2,8 @@
 //!
 //! Invariant: fields may be added; none is renamed, and none changes its meaning.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -55,6 +57,9 @@ pub struct Worker {
     pub incarnation: Option<String>,
     /// The engine's version.
     pub version: Option<String>,
+    /// What its KV is computed with, by the setting's name; null where the engine does not tell.
+    #[serde(default)]
+    pub kv_identity: Option<BTreeMap<String, String>>,
     /// Of those sessions, the ones whose requests are taken.
     pub sessions_active: u64,
     /// Prompt tokens that fak claimed to be cached, of those sessions.

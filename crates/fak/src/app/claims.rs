@@ -23,7 +23,7 @@ use crate::engine::{Admitted, Capabilities, Engine, Learnt, Models, Named, Unmat
 use crate::events::discover::{self, Source};
 use crate::events::recorder::Recorder;
 use crate::events::stream::{Handle, Sink, Stream};
-use crate::lifecycle::{Form, offload, serve_markers};
+use crate::lifecycle::{Offer, offload, serve_markers};
 use crate::runtime::{OnExit, TaskGroup};
 
 /// Time for the event sockets to stand before the first call.
@@ -53,7 +53,7 @@ pub(super) struct Claims {
     are_adapters_fixed: bool,
     tasks: TaskGroup,
     /// How markers are sent, while this lives.
-    _form: watch::Sender<Option<Form>>,
+    _offer: watch::Sender<Option<Offer>>,
 }
 
 /// A prompt as the engine's cache sees it.
@@ -91,10 +91,9 @@ impl Claims {
         let id: Arc<str> = worker.id.as_str().into();
         let mut ranks = Vec::with_capacity(sources.len());
         let model = told.models.told().and_then(Models::base);
-        let form = watch::Sender::new(model.map(|model| Form {
-            model: Arc::clone(model),
-            block_size: told.block_size.told().copied(),
-        }));
+        let block_size = told.block_size.told().copied();
+        let offer = |model| Offer::new(engine.clone(), Arc::clone(model), block_size);
+        let offer = watch::Sender::new(model.map(offer));
         for source in sources {
             let sink = Sink {
                 index: Arc::clone(&index),
@@ -104,8 +103,8 @@ impl Claims {
             };
             let (stream, handle) = Stream::new(&id, source, sink);
             tasks.spawn("events", OnExit::Report, stream.run(tasks.shutdown()));
-            let (engine, form) = (engine.clone(), form.subscribe());
-            tasks.spawn("markers", OnExit::Report, serve_markers(engine, handle.clone(), form));
+            let markers = serve_markers(handle.clone(), offer.subscribe());
+            tasks.spawn("markers", OnExit::Report, markers);
             ranks.push(handle);
         }
         let all_heard = async {
@@ -120,7 +119,7 @@ impl Claims {
         let models = told.models.told().cloned().unwrap_or_default();
         let are_adapters_fixed = told.loads_adapters.told() == Some(&false);
         Ok(Self {
-            _form: form,
+            _offer: offer,
             index,
             recorder,
             ranks,

@@ -120,6 +120,9 @@ impl Capabilities {
     }
 }
 
+/// What KV is computed with, by the setting's name: where one of them differs, KV is another's.
+pub type KvIdentity = BTreeMap<&'static str, String>;
+
 /// What `/server_info` shows of how an engine was started; a field that it does not show is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
@@ -134,18 +137,7 @@ pub struct Settings {
     /// global rank (vLLM 0.32.0, `v1/engine/input_processor.py` and `core_client.py`, read).
     pub first_rank: u32,
     /// What the KV is computed with: model, revision, dtype and the like, by the setting's name.
-    pub identity: BTreeMap<&'static str, String>,
-    /// What a connector moves at once, by its class name.
-    pub chunks: BTreeMap<String, Chunk>,
-}
-
-/// How much a connector moves at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Chunk {
-    /// Blocks of the device cache.
-    Blocks(u32),
-    /// Tokens.
-    Tokens(u32),
+    pub identity: KvIdentity,
 }
 
 /// What a connector's configuration tells of how it stores blocks; what it leaves out has its
@@ -199,6 +191,11 @@ impl Engine {
     /// Asks the engine what it serves now: adapters come and go within one life.
     pub async fn models(&self) -> Learnt<Models> {
         self.look_data(Data::Models).await.read(self::models)
+    }
+
+    /// Asks the engine how it was started.
+    pub async fn settings(&self) -> Learnt<Settings> {
+        self.look(Control::ServerInfo).await.read(settings)
     }
 
     /// Asks the engine where its ranks publish now.
@@ -304,6 +301,8 @@ const IDENTITY: &[(&str, &str)] = &[
     ("model_config", "revision"),
     ("model_config", "dtype"),
     ("model_config", "quantization"),
+    // Among them the scaling of positions.
+    ("model_config", "hf_overrides"),
     ("cache_config", "block_size"),
     ("cache_config", "cache_dtype"),
     ("parallel_config", "tensor_parallel_size"),
@@ -332,28 +331,11 @@ fn settings(body: &Value) -> Option<Settings> {
         ranks: number(if is_split { "data_parallel_size_local" } else { "data_parallel_size" }),
         first_rank: number("data_parallel_rank").filter(|_| is_split).unwrap_or(0),
         identity: named.collect(),
-        chunks: config.get("kv_transfer_config").map(chunks).unwrap_or_default(),
     })
 }
 
-/// What each connector moves at once, a multi connector's parts by themselves. `block_size` of an
-/// offloading connector counts tokens and `blocks_per_chunk` blocks (vLLM 0.32.0,
-/// `kv_connector/v1/offloading/config.py`, read).
-fn chunks(transfer: &Value) -> BTreeMap<String, Chunk> {
-    let extra = |config: &Value, name: &str| {
-        let value = config.get("kv_connector_extra_config")?.get(name)?;
-        let number = value.as_u64().or_else(|| value.as_str()?.parse().ok())?;
-        u32::try_from(number).ok()
-    };
-    let one = |config: &Value| {
-        let name = config.get("kv_connector")?.as_str()?.to_owned();
-        let blocks = extra(config, "blocks_per_chunk").map(Chunk::Blocks);
-        Some((name, blocks.or_else(|| extra(config, "block_size").map(Chunk::Tokens))?))
-    };
-    let parts = transfer.pointer("/kv_connector_extra_config/connectors").and_then(Value::as_array);
-    parts.into_iter().flatten().take(LIST_MAX).chain([transfer]).filter_map(one).collect()
-}
-
+/// `block_size` of an offloading connector counts tokens and `blocks_per_chunk` blocks (vLLM
+/// 0.32.0, `kv_connector/v1/offloading/config.py`, read).
 fn offload(body: &Value) -> Option<Offload> {
     let config = body.get("vllm_config")?.as_object()?.get("kv_transfer_config")?;
     let setting = |name| {

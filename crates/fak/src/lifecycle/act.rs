@@ -314,6 +314,7 @@ impl Owner {
         version: Option<&str>,
     ) -> bool {
         self.state.standing = verdict.next;
+        self.vanished = None;
         self.end_rest();
         if let (Move::Sleep { level, .. }, Reason::Confirmed) = (mv, verdict.reason) {
             self.slept = level;

@@ -36,6 +36,8 @@ impl Owner {
             self.state.caution.hear_speculates(settings.speculates);
             self.state.caution.hear_ranks(settings.ranks.map(|ranks| ranks as usize));
             self.state.first_rank = settings.first_rank;
+            let identity = settings.identity.clone();
+            self.hear_kv_identity(&identity);
         }
         let has_new_ranks = self.follow_told();
         self.show_offload();

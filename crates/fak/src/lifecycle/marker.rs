@@ -6,7 +6,6 @@
 //! traffic that leaves no quiet moment). Invariant: its tokens are random, so no earlier store can
 //! be taken for it, and a salt of its own keeps it out of everybody's prompts.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use fak_index::Prompt;
@@ -14,8 +13,6 @@ use fak_kernel::rank::Event;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tokio::sync::watch;
-use tokio::time::timeout;
 
 use super::own;
 use crate::engine::{Data, Engine};
@@ -34,9 +31,6 @@ const WITHIN: Duration = Duration::from_secs(10);
 /// Time for a marker: an engine's queue may be long, and whoever sends it gives it up by itself.
 const MARKED_WITHIN: Duration = Duration::from_secs(24 * 3600);
 
-/// Pause before a marker that did not come back, or was refused, is sent again.
-const AGAIN_AFTER: Duration = Duration::from_secs(5);
-
 /// What a marker is sent to.
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a> {
@@ -48,45 +42,6 @@ pub(super) struct Target<'a> {
     pub(super) first_rank: u32,
     /// Whether it has no other rank than the one that is asked.
     pub(super) is_only_rank: bool,
-}
-
-/// How an engine that serves is sent markers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Form {
-    /// A model that it serves.
-    pub model: Arc<str>,
-    /// Tokens in a block, as it told.
-    pub block_size: Option<u32>,
-}
-
-/// Sends the markers that the rank behind `handle` wants, while there is a form for them: the
-/// engine serves. Ends with the rank's stream, or with whoever gives the form.
-///
-/// A marker has no limit but that: requests may queue for minutes on a busy engine.
-pub async fn serve(engine: Engine, handle: Handle, mut form: watch::Receiver<Option<Form>>) {
-    while let Ok(status) = handle.wait_for(|status| status.marker.is_some()).await {
-        let Some(id) = status.marker else { continue };
-        let Ok(now) = form.wait_for(Option::is_some).await.map(|form| form.clone()) else { return };
-        let Some(now) = now else { continue };
-        let target = Target {
-            engine: &engine,
-            model: &now.model,
-            block_size: now.block_size,
-            first_rank: 0,
-            is_only_rank: false,
-        };
-        let is_over = tokio::select! {
-            () = send(target, &handle, id) => false,
-            came = handle.wait_for(|status| status.marker != Some(id)) => came.is_err(),
-            ended = form.wait_for(Option::is_none) => ended.is_err(),
-        };
-        if is_over {
-            return;
-        }
-        // Where it does not come back, the connection is given up, and another marker wanted.
-        let came = handle.wait_for(|status| status.marker != Some(id));
-        let _ = timeout(AGAIN_AFTER, came).await;
-    }
 }
 
 /// A request that no other can be taken for.
@@ -130,7 +85,13 @@ pub(super) async fn post(to: Target<'_>, handle: &Handle, request: &Request) {
     post_within(to, handle, request, WITHIN).await;
 }
 
-async fn post_within(to: Target<'_>, handle: &Handle, request: &Request, within: Duration) -> bool {
+/// The same, for `within`; whether it was answered with success.
+pub(super) async fn post_within(
+    to: Target<'_>,
+    handle: &Handle,
+    request: &Request,
+    within: Duration,
+) -> bool {
     let Target { engine, model, first_rank, is_only_rank, .. } = to;
     let body = json!({
         "model": model,

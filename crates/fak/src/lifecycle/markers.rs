@@ -20,7 +20,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// What markers are sent to.
 #[derive(Clone, Debug)]
-pub(super) struct Offer {
+pub struct Offer {
     engine: Engine,
     model: Arc<str>,
     block_size: Option<u32>,
@@ -30,6 +30,12 @@ pub(super) struct Offer {
 }
 
 impl Offer {
+    /// An engine that serves `model`, of whose ranks no more is known.
+    #[must_use]
+    pub fn new(engine: Engine, model: Arc<str>, block_size: Option<u32>) -> Self {
+        Self { engine, model, block_size, first_rank: 0, ranks: 0, incarnation: None }
+    }
+
     fn target(&self) -> Target<'_> {
         Target {
             engine: &self.engine,
@@ -82,7 +88,7 @@ impl Owner {
 }
 
 /// Sends what `rank` asks for until its stream ends, or nobody offers anything any more.
-pub(super) async fn run(rank: Handle, mut offers: watch::Receiver<Option<Offer>>) {
+pub async fn run(rank: Handle, mut offers: watch::Receiver<Option<Offer>>) {
     while let Ok(Status { marker: Some(id), .. }) = rank.wait_for(|s| s.marker.is_some()).await {
         let Ok(offer) = offers.wait_for(Option::is_some).await.map(|offer| (*offer).clone()) else {
             return;

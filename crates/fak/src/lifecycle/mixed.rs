@@ -68,7 +68,11 @@ impl Owner {
         Some(second)
     }
 
-    fn seen(&self, shown: &Shown) -> Seen {
+    pub(super) fn names_state(&self, shown: &Shown) -> bool {
+        names_state(self.seen(shown))
+    }
+
+    pub(super) fn seen(&self, shown: &Shown) -> Seen {
         Seen::read(&shown.0, &self.state.capabilities)
     }
 

@@ -16,6 +16,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::Command;
 use super::act::Refuser;
+use super::found::Vanished;
 use super::lives::Lives;
 use super::markers::Offer;
 use super::probe::{Look, Progress};
@@ -26,7 +27,7 @@ use super::twins::Twins;
 use super::unwritten::{Backlog, Unwritten};
 use super::version::Versions;
 use super::{proof, weights};
-use crate::engine;
+use crate::engine::{self, KvIdentity};
 use crate::events::blind;
 use crate::events::discover::Source;
 use crate::events::notes;
@@ -84,6 +85,10 @@ pub struct Owner {
     pub(super) is_hinted: bool,
     /// The lives seen at its address.
     pub(super) lives: Lives,
+    /// What held of it when it vanished, until it is back or known to be gone.
+    pub(super) vanished: Option<Vanished>,
+    /// What KV was computed with in the life before, until the present one has told.
+    pub(super) former: Option<Arc<KvIdentity>>,
     /// Where all workers are, and which of them this is.
     pub(super) twins: (Twins, usize),
     /// To whom markers may be sent now.
@@ -142,6 +147,8 @@ impl Owner {
             looks: 0,
             is_hinted: false,
             lives: Lives::default(),
+            vanished: None,
+            former: None,
             twins,
             markers: watch::Sender::new(None),
             unclear_looks: 0,
@@ -271,6 +278,9 @@ impl Owner {
         if is_other_life {
             self.state.incarnation = look.incarnation();
             self.recovery = Recovery::default();
+            if !is_first {
+                self.end_kv_identity();
+            }
             // What is lost was the old life's, whatever the new one turns out to be. Of a life that
             // ended before this fak began, the new one is all there is to go by.
             self.notice_anyhow(Move::Restart, look).await;
@@ -282,11 +292,7 @@ impl Owner {
             has_new_ranks = self.learn_on().await;
         }
         if has_new_ranks {
-            let (store, worker) = (&self.config.store, &self.worker.id);
-            self.recovery = Recovery::begin(store, worker, look.incarnation().as_deref()).await;
-            if self.recovery.is_cold() {
-                self.tell(Event::Distrust { kv: PerTier::all(Disposition::Unknown) }).await;
-            }
+            self.recover(look).await;
         }
         if let Some(metrics) = &look.metrics {
             self.state.caution.see(metrics);
@@ -302,19 +308,36 @@ impl Owner {
         }
         self.show_identity();
         self.see_version(look, is_other_life).await;
+        self.find(look).await;
         if let Some((observed, shown)) = self.drifted(&look.observation).await {
             // Where the row is not written it waits.
             let mv = if self.has_joined { Move::Drift } else { Move::Join };
             let _ = self.notice_as(mv, &observed, shown).await;
         }
         self.watch_for_blindness(look).await;
+        self.see_progress(look);
+        Ok(())
+    }
+
+    /// Begins with ranks of which the ledger may know more than their history shows.
+    async fn recover(&mut self, look: &Look) {
+        let (store, worker) = (&self.config.store, &self.worker.id);
+        self.recovery = Recovery::begin(store, worker, look.incarnation().as_deref()).await;
+        for _ in 0..self.recovery.owed() {
+            self.tell(Event::MayOwe).await;
+        }
+        if self.recovery.is_cold() {
+            self.tell(Event::Distrust { kv: PerTier::all(Disposition::Unknown) }).await;
+        }
+    }
+
+    fn see_progress(&mut self, look: &Look) {
         if let (Some(metrics), Phase::Serving) = (&look.metrics, self.state.phase()) {
             let (now, patience) = (Instant::now(), self.config.patience);
             self.state.is_progressing = self.progress.see(metrics, now, patience);
             let moved_at = self.progress.moved_at().map(tokio::time::Instant::from_std);
             self.state.pace.moved_at = self.state.pace.moved_at.max(moved_at);
         }
-        Ok(())
     }
 
     async fn watch_for_blindness(&mut self, look: &Look) {
@@ -410,9 +433,10 @@ impl Owner {
         mv: Move,
         is_epoch: bool,
         observed: &Observed,
-        shown: Value,
+        mut shown: Value,
     ) -> Result<Row, store::Error> {
         self.has_joined = true;
+        self.keep_vanished(mv);
         let verdict = self.judge_noticed(mv, observed);
         match mv {
             Move::Restart => self.tell(Event::NewIncarnation).await,
@@ -426,6 +450,7 @@ impl Owner {
             self.keep_at_rest(false);
         }
         self.state.standing = verdict.next;
+        self.show_kv_identity(mv, &mut shown).await;
         let intent = NewIntent { is_epoch, ..self.new_intent(mv, None, Value::Null) };
         let outcome = self.outcome(&verdict, Value::Null, shown);
         let row = self.record(intent, outcome).await?;

@@ -11,12 +11,10 @@ use std::time::Duration;
 use fak_kernel::rank::Trust;
 use fak_kernel::witness::Clear;
 use futures_util::future::join_all;
-use serde_json::json;
 use tokio::time::timeout;
 
+use super::marker;
 use super::owner::Owner;
-use super::{marker, own};
-use crate::engine::Data;
 use crate::events::fold::Tally;
 use crate::events::stream::{Handle, Status};
 
@@ -113,15 +111,7 @@ async fn shown(target: marker::Target<'_>, rank: &Handle, before: Tally) -> Show
     if rank.watch(tokens).await.is_err() {
         return Shown::Nothing;
     }
-    let body = json!({
-        "model": target.model,
-        "prompt": request.prompt,
-        "max_tokens": 1,
-        "temperature": 0,
-        "cache_salt": request.salt,
-    });
-    let answer = own::ask(target.engine, Data::Completions, &body, Some(rank.rank()), WITHIN).await;
-    if !answer.is_ok_and(|answer| answer.status.is_success()) {
+    if !marker::post_within(target, rank, &request, WITHIN).await {
         return Shown::Nothing;
     }
     let is_over = |tally: Tally| tally.clears_before.is_some() || tally.breaks != before.breaks;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fak_index::Index;
 use fak_kernel::rank::Trust;
-use fak_kernel::witness::Reason;
+use fak_kernel::witness::{Clear, Reason};
 use fak_kernel::{Action, Disposition, Evidence, Phase};
 use futures_util::future::join_all;
 use tokio::time::timeout;
@@ -27,17 +27,24 @@ const TRY_EVERY: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Recovery {
     doubt: Doubt,
+    owed: u32,
     tried: Option<Instant>,
 }
 
 impl Recovery {
     /// Asks the ledger, when the ranks of a worker are first listened to.
     pub(super) async fn begin(store: &Store, worker: &str, incarnation: Option<&str>) -> Self {
-        let doubt = Doubt::read(store, worker, incarnation).await.unwrap_or_else(|error| {
+        let read = read(store, worker, incarnation).await.unwrap_or_else(|error| {
             tracing::error!(worker, %error, "the ledger cannot be read: its worker starts cold");
-            Doubt::Cold
+            (Doubt::Cold, 0)
         });
-        Self { doubt, tried: None }
+        let (doubt, owed) = read;
+        Self { doubt, owed, tried: None }
+    }
+
+    /// Clears that the engine may still owe its stream for what was done to it.
+    pub(super) fn owed(self) -> u32 {
+        self.owed
     }
 
     /// Whether nothing of the history may be believed.
@@ -89,19 +96,6 @@ enum Doubt {
 }
 
 impl Doubt {
-    /// Reads the ledger's rows on `worker`. Where more of them might matter than are read, all of
-    /// the history is in doubt.
-    async fn read(
-        store: &Store,
-        worker: &str,
-        incarnation: Option<&str>,
-    ) -> Result<Self, store::Error> {
-        let worker = Some(worker.to_owned());
-        let rows = store.rows(&Filter { worker, newest_first: true, ..Filter::default() }).await?;
-        let is_all = rows.len() < store::ROWS_MAX as usize;
-        Ok(Self::of(&rows, is_all, incarnation))
-    }
-
     /// From rows, the newest first.
     fn of(rows: &[Row], is_all: bool, incarnation: Option<&str>) -> Self {
         let mut doubt = Self::None;
@@ -126,6 +120,37 @@ impl Doubt {
         }
         if is_all { doubt } else { Self::Cold }
     }
+}
+
+/// Reads the ledger's rows on `worker`. Where more of them might matter than are read, all of the
+/// history is in doubt.
+async fn read(
+    store: &Store,
+    worker: &str,
+    incarnation: Option<&str>,
+) -> Result<(Doubt, u32), store::Error> {
+    let worker = Some(worker.to_owned());
+    let rows = store.rows(&Filter { worker, newest_first: true, ..Filter::default() }).await?;
+    let is_all = rows.len() < store::ROWS_MAX as usize;
+    Ok((Doubt::of(&rows, is_all, incarnation), owed(&rows, incarnation)))
+}
+
+/// How many clears an engine of this life may still owe after rows, the newest first: an engine
+/// that served has published those of what was done to it before, and one that was seen came.
+fn owed(rows: &[Row], incarnation: Option<&str>) -> u32 {
+    let is_other = |row: &Row| {
+        let known = row.incarnation.as_deref().zip(incarnation);
+        known.is_some_and(|(then, now)| then != now)
+    };
+    let mut owed = 0;
+    for row in rows.iter().take_while(|row| !is_other(row)) {
+        let is_seen = row.observed["clear"] == Clear::Seen.as_str();
+        owed += u32::from(row.evidence != Evidence::NotSent && may_owe(row) && !is_seen);
+        if row.phase == Phase::Serving {
+            break;
+        }
+    }
+    owed
 }
 
 /// Whether a clear may come of what the row tells: of an action, or of a sleep that was noticed.
@@ -200,6 +225,26 @@ mod tests {
         assert_eq!(of(&[unrecorded]), Doubt::Owed);
         let asleep = Row { phase: Phase::Sleeping, ..row(Action::Drift) };
         assert_eq!(of(&[asleep]), Doubt::Owed);
+    }
+
+    #[test]
+    fn clears_are_owed_for_what_was_done_since_the_engine_served() {
+        let at = |action, phase| Row { phase, ..row(action) };
+        let (paused, asleep) = (Phase::Paused, Phase::Sleeping);
+        for (rows, clears) in [
+            (vec![], 0),
+            (vec![row(Action::Join)], 0),
+            (vec![row(Action::Reset), row(Action::Reset)], 1),
+            (vec![at(Action::Reset, paused), at(Action::Pause, paused), row(Action::Join)], 2),
+            (vec![at(Action::Drift, asleep), row(Action::Reset)], 2),
+            (vec![at(Action::Lost, Phase::Error), at(Action::Pause, paused)], 1),
+        ] {
+            assert_eq!(owed(&rows, Some("now")), clears, "{rows:?}");
+            assert_eq!(owed(&rows, Some("next")), 0, "another life owes nothing");
+        }
+        let refused = Row { evidence: Evidence::NotSent, ..at(Action::Reset, paused) };
+        let seen = Row { observed: serde_json::json!({ "clear": "seen" }), ..row(Action::Reset) };
+        assert_eq!(owed(&[refused, seen], Some("now")), 0);
     }
 
     #[test]

@@ -11,9 +11,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fak_kernel::Disposition;
 use fak_kernel::rank::Event;
 use fak_kernel::vocab::PerTier;
+use fak_kernel::witness::Move;
+use fak_kernel::{Disposition, Phase};
 use tokio::net::lookup_host;
 use tokio::time::timeout;
 
@@ -110,7 +111,14 @@ impl Owner {
             return false;
         }
         self.state.metrics.clone_from(&look.metrics);
-        self.state.is_unclear = self.has_drifted(&self.shown(&look.observation));
+        let shown = self.shown(&look.observation);
+        if self.state.phase() == Phase::Error && self.names_state(&shown) {
+            // One of them answers again, and no row can say which.
+            self.vanished = None;
+            self.state.standing = self.judge_noticed(Move::Drift, &shown.0).next;
+            self.tell(Event::Distrust { kv: PerTier::all(Disposition::Unknown) }).await;
+        }
+        self.state.is_unclear = self.has_drifted(&shown);
         self.show_identity();
         true
     }

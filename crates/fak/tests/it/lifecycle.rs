@@ -5,6 +5,7 @@
 
 mod effects;
 mod faults;
+mod found;
 mod front;
 mod identity;
 mod inherit;

@@ -149,6 +149,15 @@ impl Fence {
         Clears { fate, foreign: extra - ambiguous, ambiguous }
     }
 
+    /// The same from before fak began to listen: what an earlier fak left owed may be among them,
+    /// and may come later.
+    pub(super) fn explain_past(&mut self, clears: u32) -> Clears {
+        let maybe = self.maybe;
+        let explained = self.explain(clears);
+        self.maybe = maybe;
+        explained
+    }
+
     /// No clear that comes from here on is fak's own, for all that is known.
     fn forget_owed(&mut self) {
         self.owed = Owed::default();

@@ -1,6 +1,6 @@
 //! What an engine does not say is unknown, with the reason.
 
-use fak::engine::{Capabilities, Chunk, Learnt};
+use fak::engine::{Capabilities, Learnt};
 use serde_json::{Value, json};
 
 use super::peer::{self, Peer, Reply, Request};
@@ -164,6 +164,7 @@ async fn what_server_info_shows_of_how_an_engine_was_started_is_read() {
         let identity: Vec<_> = told.identity.iter().map(|(k, v)| (*k, v.as_str())).collect();
         let (block, dtype) = (("block_size", "16"), ("dtype", "torch.bfloat16"));
         assert_eq!(identity, [block, ("cache_dtype", "auto"), dtype, ("model", "/m")]);
-        assert_eq!(told.chunks.get("OffloadingConnector"), Some(&Chunk::Blocks(4)));
+        let offload = learnt.offload.told().expect("told");
+        assert_eq!((offload.blocks_per_chunk, offload.tokens_per_chunk), (Some(4), None));
     }
 }

@@ -64,7 +64,8 @@ pub(crate) enum Seen {
 /// The server. Dropping it closes everything.
 pub(crate) struct Peer {
     address: SocketAddr,
-    seen: mpsc::Receiver<Seen>,
+    /// Without a bound: most tests read nothing of it, and a full one would hold up the answers.
+    seen: mpsc::UnboundedReceiver<Seen>,
     _tasks: TaskGroup,
 }
 
@@ -73,7 +74,7 @@ impl Peer {
     pub(crate) async fn start(script: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
-        let (tell, seen) = mpsc::channel(1024);
+        let (tell, seen) = mpsc::unbounded_channel();
         let script = Arc::new(script);
         let mut tasks = TaskGroup::new();
         tasks.spawn("peer", OnExit::StopProcess, async move {
@@ -124,13 +125,13 @@ impl Peer {
     }
 }
 
-async fn serve<S>(mut stream: TcpStream, script: Arc<S>, tell: mpsc::Sender<Seen>)
+async fn serve<S>(mut stream: TcpStream, script: Arc<S>, tell: mpsc::UnboundedSender<Seen>)
 where
     S: Fn(&Request) -> Reply,
 {
     while let Some(request) = read_request(&mut stream).await {
         let reply = script(&request);
-        if tell.send(Seen::Request(request)).await.is_err() {
+        if tell.send(Seen::Request(request)).is_err() {
             return;
         }
         let (bytes, then) = match reply {
@@ -138,7 +139,7 @@ where
                 Some(()) => continue,
                 None => {
                     // The test may be over by now.
-                    let _ = tell.send(Seen::ClientGone).await;
+                    let _ = tell.send(Seen::ClientGone);
                     return;
                 }
             },
@@ -161,7 +162,7 @@ where
                 let end = stream.read(&mut [0; 64]).await;
                 assert!(matches!(end, Ok(0) | Err(_)), "a held client says nothing more");
                 // The test may be over by now.
-                let _ = tell.send(Seen::ClientGone).await;
+                let _ = tell.send(Seen::ClientGone);
                 return;
             }
         }

@@ -8,7 +8,7 @@ use fak::events::discover::{self, Source};
 use fak::events::fold::Marker;
 use fak::events::recorder::Recorder;
 use fak::events::stream::{Handle, Sink, Status, Stream};
-use fak::lifecycle::{Form, serve_markers};
+use fak::lifecycle::{Offer, serve_markers};
 use fak::runtime::{OnExit, TaskGroup};
 use fak_index::{HeldReason, Index, Limits, Offload, Prompt, RankOptions};
 use fak_kernel::rank::{Event, Trust};
@@ -25,7 +25,7 @@ struct Rig {
     index: Arc<Index>,
     rank: Handle,
     /// How the rank's markers are sent.
-    form: watch::Sender<Option<Form>>,
+    offer: watch::Sender<Option<Offer>>,
     _tasks: TaskGroup,
 }
 
@@ -57,10 +57,11 @@ impl Rig {
         let mut tasks = TaskGroup::new();
         let stop = tasks.shutdown();
         tasks.spawn("stream", OnExit::Report, stream.run(stop));
-        let form = watch::Sender::new(Some(Form { model: "tiny".into(), block_size: Some(32) }));
-        let markers = serve_markers(engine.clone(), rank.clone(), form.subscribe());
+        let offer = Offer::new(engine.clone(), "tiny".into(), Some(32));
+        let offer = watch::Sender::new(Some(offer));
+        let markers = serve_markers(rank.clone(), offer.subscribe());
         tasks.spawn("markers", OnExit::Report, markers);
-        Self { sim, engine, index, rank, form, _tasks: tasks }
+        Self { sim, engine, index, rank, offer, _tasks: tasks }
     }
 
     async fn ask(&self, prompt: &[u32]) {
@@ -204,7 +205,7 @@ async fn lost_batches_without_replay_leave_nothing_claimed_that_came_before() {
 async fn without_replay_a_marker_shows_that_the_action_is_behind() {
     let rig = Rig::start(Connector::None, false).await;
     rig.warm(&prompt(1)).await;
-    rig.form.send_replace(None);
+    rig.offer.send_replace(None);
     rig.act(reset(), local()).await;
     let status = rig.rank.wait_for(|s| s.marker.is_some()).await.unwrap();
     rig.ask(&prompt(1)).await;
@@ -240,9 +241,9 @@ async fn a_batch_that_the_publisher_held_since_before_the_action_warms_nothing()
 /// no warm blocks behind.
 #[tokio::test]
 async fn nothing_is_believed_of_a_rank_whose_stream_was_broken_off() {
-    let Rig { sim, engine, index, rank, form, _tasks: tasks } =
+    let Rig { sim, engine, index, rank, offer, _tasks: tasks } =
         Rig::start(Connector::None, true).await;
-    let rig = Rig { sim, engine, index, rank, form, _tasks: TaskGroup::new() };
+    let rig = Rig { sim, engine, index, rank, offer, _tasks: TaskGroup::new() };
     let prompt: Vec<u32> = (0..100).collect();
     rig.ask(&prompt).await;
     rig.warm(&prompt).await;

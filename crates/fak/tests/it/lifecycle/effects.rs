@@ -194,6 +194,21 @@ async fn a_reset_without_a_body_is_proven_by_the_stream_and_is_no_drift() {
 }
 
 #[tokio::test]
+async fn what_an_engine_contradicted_is_believed_no_more() {
+    let rig = Rig::start().await;
+    rig.warm(&prompt(1)).await;
+    let rank = rig.state().ranks[0].id;
+    rig.lifecycle.contradicted("w", rank, (64, 0)).await.unwrap();
+    rig.look().await;
+    assert_eq!(rig.claim(&prompt(1)), 0);
+    let row = rig.last_row().await;
+    assert_eq!((row.action.as_str(), &*row.reason), ("gap", "contradicted"));
+    assert_eq!((row.kv, row.rank), (Disposition::Unknown, Some(0)));
+    rig.heard().await;
+    rig.warm(&prompt(2)).await;
+}
+
+#[tokio::test]
 async fn a_row_of_what_was_not_sent_says_preserved_of_what_is_believed_alone() {
     let rig = Rig::start().await;
     let already = wake(Parts::NONE, Weights::Same);

@@ -1,5 +1,6 @@
 //! A worker is one engine, and one engine is one worker; what is not is shown and never claimed.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use fak::engine::{Client, Endpoints, Engine, Timeouts};
@@ -41,6 +42,15 @@ async fn two_engines_behind_one_address_are_no_restarts_and_nothing_is_claimed_o
     assert_eq!(restarts, 1);
     let row = rig.act(RESET).await;
     assert_eq!((row.evidence.as_str(), &*row.reason), ("not_sent", "not_one_engine"));
+    // None of them answers for a while, and then the one that answered last.
+    rig.front().cut(|_| SocketAddr::from(([127, 0, 0, 1], 9)));
+    rig.look().await;
+    assert!(!rig.state().is_serving());
+    rig.front().point_to(&rig.sim);
+    rig.reconnects().await;
+    rig.look().await;
+    assert!(rig.state().is_serving());
+    assert_eq!(rig.state().beliefs(), "ambiguous");
 }
 
 /// Owners over workers at these URLs, named `a`, `b`, …, that have looked once.

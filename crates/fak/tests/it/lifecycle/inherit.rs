@@ -1,14 +1,19 @@
 //! What a fak that starts anew takes over of a worker from the ledger, because the engine does not
 //! show it.
 
+use std::time::Duration;
+
+use fak::events::stream::Status;
 use fak::lifecycle::{Begin, Ending};
 use fak::store::{NewIntent, Outcome, Row, Store, Tiers};
+use fak_kernel::rank::Trust;
 use fak_kernel::witness::{Level, Mode, Move, Parts, Weights};
 use fak_kernel::{Action, Disposition, Evidence, Phase, Tier, TierSet};
 use fak_sim::{Connector, RouteFault, SimConfig};
 use serde_json::Value;
+use tokio::time::timeout;
 
-use super::rig::{Rig, Second};
+use super::rig::{Rig, Second, prompt};
 use super::rollout::{begin, end};
 
 const CPU: TierSet = TierSet::of(Tier::Cpu);
@@ -150,4 +155,32 @@ async fn of_a_ledger_that_tells_nothing_of_it_the_worst_is_thought() {
         assert_eq!((state.phase(), state.standing.stale), (phase, TierSet::ALL));
         assert_eq!(state.weights_epoch, Some(row.seq));
     }
+}
+
+#[tokio::test]
+async fn a_clear_that_an_earlier_fak_left_owed_is_nobody_elses() {
+    let mut rig = Rig::start().await;
+    rig.warm(&prompt(1)).await;
+    rig.act(Move::Reset { external: false, running: false }).await;
+    rig.warm(&prompt(1)).await;
+    // A paused engine takes no step, and publishes its clear with the next.
+    rig.act(Move::Pause { mode: Mode::Abort, clear: true, keep_tier: false }).await;
+    rig.fak_ends().await;
+    let second = rig.second_fak().await;
+    let row = second.act(Move::Resume).await;
+    assert!(row.serving, "{row:?}");
+    let rank = second.lifecycle.ranks("w").await.unwrap().remove(0);
+    let is_in = |status: &Status| status.trust == Trust::Exact && status.tally.clears > 1;
+    timeout(Duration::from_secs(10), rank.wait_for(is_in)).await.unwrap().unwrap();
+    second.lifecycle.look("w").await.unwrap();
+    let rows = rig.rows().await;
+    assert_eq!(rows.last().unwrap().action, Action::Resume, "{rows:?}");
+    assert!(rows.iter().all(|row| row.action != Action::Drift), "{rows:?}");
+    // One that comes after it is.
+    rig.post("/reset_prefix_cache").await;
+    rig.ask(&prompt(2)).await;
+    let cleared = rank.wait_for(|status| status.tally.clears > 2);
+    timeout(Duration::from_secs(10), cleared).await.unwrap().unwrap();
+    second.lifecycle.look("w").await.unwrap();
+    assert_eq!(rig.last_row().await.action, Action::Drift);
 }

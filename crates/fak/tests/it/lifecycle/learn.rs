@@ -1,6 +1,7 @@
 //! What an engine is, is learnt of each of its lives, and asked again where it may have changed.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use fak_kernel::rank::Trust;
 use fak_sim::{Binds, RouteFault, Sim, SimConfig};
@@ -8,7 +9,7 @@ use serde_json::json;
 
 use super::front::{Front, address_of};
 use super::rig::{Rig, prompt};
-use super::scripted::{Scripted, idle};
+use super::scripted::{Scripted, idle, started};
 use crate::engine::peer::{self, Reply, Request};
 
 /// Another life of the engine behind the rig's address, on event sockets of its own.
@@ -173,4 +174,81 @@ async fn what_an_engine_serves_is_asked_again_within_a_life_and_where_lives_cann
             }
         }
     }
+}
+
+#[tokio::test]
+async fn what_kv_is_computed_with_is_kept_by_life_and_a_restart_says_what_changed() {
+    // The start of the process, and the type; none where the engine does not tell.
+    let now = Arc::new(Mutex::new(("1000.5", Some("bfloat16"))));
+    let told = Arc::clone(&now);
+    let script = move |request: &Request| {
+        let (start, dtype) = *told.lock().unwrap();
+        match (request.line(), dtype) {
+            ("GET /metrics", _) => started(start),
+            ("GET /server_info?config_format=json", Some(dtype)) => {
+                let model = json!({ "model": "m", "revision": "r1", "dtype": dtype });
+                let body = json!({ "vllm_config": { "model_config": model } });
+                Reply::Send(peer::json("200 OK", &body.to_string()))
+            }
+            _ => idle(request),
+        }
+    };
+    let scripted = Scripted::start(script).await;
+    let told = || scripted.state().kv_identity.as_ref().map(|told| told["dtype"].clone());
+    assert_eq!(told().as_deref(), Some("bfloat16"));
+    *now.lock().unwrap() = ("2000.5", Some("float16"));
+    scripted.look().await;
+    assert_eq!(told().as_deref(), Some("float16"));
+    *now.lock().unwrap() = ("3000.5", None);
+    scripted.look().await;
+    assert_eq!(told(), None, "the life before says nothing of this one");
+    *now.lock().unwrap() = ("3000.5", Some("float16"));
+    scripted.look().await;
+    assert_eq!(told().as_deref(), Some("float16"));
+    let rows = scripted.rows().await;
+    let (joined, restarts) = rows.split_first().unwrap();
+    let both = json!({ "model": "m", "revision": "r1", "dtype": "bfloat16" });
+    assert_eq!(joined.observed["kv_identity"], both);
+    let shown: Vec<_> = restarts
+        .iter()
+        .map(|row| (&row.observed["kv_identity"]["dtype"], &row.observed["kv_identity_changed"]))
+        .collect();
+    let changed = json!({ "dtype": { "before": "bfloat16", "now": "float16" } });
+    assert_eq!(shown, [(&json!("float16"), &changed), (&json!(null), &json!(null))]);
+}
+
+/// A server of a part of the ranks: its header counts them from 0, and events have all numbers.
+#[tokio::test]
+async fn ranks_of_a_part_are_asked_by_the_numbers_that_their_server_has_for_them() {
+    let sim = Sim::start(SimConfig::default(), Binds::default()).await.unwrap();
+    let port = address_of(&sim.kv_events_endpoint()).port();
+    let (sender, mut asked) = tokio::sync::mpsc::unbounded_channel();
+    let script = move |request: &Request| match request.line() {
+        "GET /server_info?config_format=json" => {
+            let parallel = json!({
+                "data_parallel_size": 8, "data_parallel_size_local": 1,
+                "data_parallel_rank": 4, "data_parallel_hybrid_lb": true,
+            });
+            let body = json!({ "vllm_config": { "parallel_config": parallel } });
+            Reply::Send(peer::json("200 OK", &body.to_string()))
+        }
+        "GET /kv_event_sources" => {
+            let source = json!({
+                "enable_kv_cache_events": true, "publisher": "zmq",
+                "endpoint": format!("tcp://*:{port}"),
+            });
+            Reply::Send(peer::json("200 OK", &json!({ "4": source }).to_string()))
+        }
+        "POST /v1/completions" => {
+            let rank = request.header("x-data-parallel-rank").map(str::to_owned);
+            // Those that come after the first.
+            let _ = sender.send(rank);
+            idle(request)
+        }
+        _ => idle(request),
+    };
+    let scripted = Scripted::start(script).await;
+    assert_eq!(scripted.rank().await.rank(), 4);
+    let rank = tokio::time::timeout(Duration::from_secs(10), asked.recv()).await.unwrap();
+    assert_eq!(rank.flatten().as_deref(), Some("0"));
 }
