@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use anyhow::Context;
 use serde_json::{Value, json};
 
 use super::{Bridge, WORKER, ask_for, full_blocks};
@@ -68,7 +69,7 @@ impl<T: Target> Bridge<T> {
     /// The same by a chat, whose `echo` alone passes the cache by.
     async fn chat_that_echoes(&mut self) -> anyhow::Result<()> {
         let scene = "echo-chat";
-        let words = "one two three four five six seven eight nine ten ".repeat(40);
+        let words = "one two three four five six seven eight nine ten ".repeat(10);
         let chat = |more: Value| {
             let message = json!({"role": "user", "content": words});
             let mut body = json!({"model": "tiny", "messages": [message], "max_tokens": 1});
@@ -80,11 +81,14 @@ impl<T: Target> Bridge<T> {
         let ask = async |fak: &Fak, more: Value| {
             Told::read(&fak.post("/v1/chat/completions", &chat(more)).await?)
         };
-        let path = "the chat to be claimed";
-        until(path, async || Ok(ask(&self.fak, json!({})).await?.claimed() > 0)).await?;
+        let mut told = Told::default();
+        let claimed = until("the chat to be claimed", async || {
+            told = ask(&self.fak, json!({})).await?;
+            Ok(told.claimed() > 0)
+        });
+        claimed.await.with_context(|| format!("{told:?}"))?;
         let echoed = ask(&self.fak, json!({"echo": true})).await?;
         self.is_true(scene, &echoed)?;
-        let mut told = Told::default();
         for _ in 0..=REQUESTS_UNTIL_WARM {
             told = ask(&self.fak, json!({})).await?;
             self.is_true(scene, &told)?;
@@ -173,7 +177,12 @@ impl<T: Target> Bridge<T> {
 
     async fn warm_prompt(&mut self, scene: &str, prompt: &str) -> anyhow::Result<Ask> {
         let ask = ask_for(prompt, Some(scene))?;
-        self.store(&ask, "gpu").await?;
+        // The cache may be full by now, so that blocks that come take the place of others.
+        until(
+            "the prompt to be claimed",
+            async || Ok(self.fak.complete(&ask).await?.claimed() > 0),
+        )
+        .await?;
         self.warms(scene, &ask).await?;
         Ok(ask)
     }

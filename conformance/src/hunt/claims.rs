@@ -8,7 +8,7 @@ use anyhow::Context;
 use tokio::time::{Duration, Instant, timeout};
 
 use super::lane::{Lane, Prey};
-use super::oracle::ON_THE_WIRE;
+use super::oracle::{Claimed, ON_THE_WIRE};
 use super::tally::Heard;
 use crate::client::Call;
 use crate::fak::{Ask, DEADLINE, Told};
@@ -28,6 +28,8 @@ pub(super) struct Suspicion {
     /// When its request was sent.
     sent: SystemTime,
     since: Instant,
+    /// What had happened last.
+    last: String,
 }
 
 /// Requests under way, and when they were sent.
@@ -35,17 +37,21 @@ pub(super) struct Suspicion {
 pub(super) struct UnderWay {
     /// Each with what events had told of its prompt, by engine.
     calls: Vec<(Ask, Call, Vec<u64>)>,
+    /// How often each engine's blocks had been put in doubt.
+    doubts: Vec<u64>,
     sent: SystemTime,
     /// The last change of each engine's weights that fak knew of.
     weights: Vec<u64>,
     heard: Heard,
+    /// What happened last, and how long ago.
+    last: String,
 }
 
 impl<T: Target> Lane<T> {
     /// Requests that are sent at once.
     pub(super) fn begin(&mut self, count: usize) -> anyhow::Result<UnderWay> {
         for prey in &mut self.prey {
-            prey.oracle.listen(&prey.subscriber)?;
+            prey.listen()?;
         }
         let weights = self.prey.iter().map(|prey| prey.weights_told).collect();
         let mut calls = Vec::with_capacity(count);
@@ -54,7 +60,11 @@ impl<T: Target> Lane<T> {
             self.asked += 1;
             let id = format!("hunt-{}-{}", self.hunt.seed, self.asked);
             let ask = Ask { id: Some(id), ..self.draw.ask() };
-            let told = |prey: &Prey<T>| prey.oracle.told(&ask.prompt, ask.salt.as_deref());
+            let is_salted = self.is_salted(&ask);
+            let told = |prey: &Prey<T>| match prey.is_deaf {
+                true => 0,
+                false => prey.oracle.told(&ask, is_salted),
+            };
             let told = self.prey.iter().map(told).collect();
             let call = self.fak.begin(&ask)?;
             calls.push((ask, call, told));
@@ -64,11 +74,15 @@ impl<T: Target> Lane<T> {
             1 => Heard::Alone,
             _ => Heard::Together,
         };
-        Ok(UnderWay { calls, sent, weights, heard })
+        let is_long_ago = self.turns_since_accident >= QUIET_AFTER;
+        let when = if is_long_ago { "long after" } else { "after" };
+        let last = format!("{when} {}", self.accident);
+        let doubts = self.prey.iter().map(|prey| prey.oracle.doubts()).collect();
+        Ok(UnderWay { calls, doubts, sent, weights, heard, last })
     }
 
     pub(super) async fn finish(&mut self, asked: UnderWay) -> anyhow::Result<()> {
-        let UnderWay { calls, sent, weights, heard } = asked;
+        let UnderWay { calls, doubts, sent, weights, heard, last } = asked;
         for (ask, mut call, published) in calls {
             // With no other worker to go to, a request waits on one that stopped under it.
             let began = Instant::now();
@@ -79,14 +93,38 @@ impl<T: Target> Lane<T> {
             let told = Told::read(&answer.context("a request hangs")?)?;
             self.judge(&ask, &told, heard, &weights);
             if let Some(number) = self.prey.iter().position(|prey| prey.id == told.worker) {
-                self.tally.told(&told, published[number]);
+                let missed = self.tally.told(&told, published[number], &last);
+                if missed > 0 && self.hunt.tells {
+                    let worker = self.fak.worker(&told.worker).await?;
+                    let (cached, claims) = (told.cached, &told.claims);
+                    self.tell(&format!(
+                        "told and not claimed: {missed} of {cached:?}, {last}, {claims:?}: {worker}"
+                    ))?;
+                }
+                let is_salted = self.is_salted(&ask);
+                if let (Some(cached), true) = (told.cached, told.is_finished) {
+                    let prey = &mut self.prey[number];
+                    // What was taken away meanwhile is heard first.
+                    prey.listen()?;
+                    if !is_salted {
+                        prey.oracle.used(&ask, cached, doubts[number]);
+                    }
+                }
             }
             let over = told.cached.is_some_and(|cached| told.claimed() > cached);
             if told.is_finished && (over || self.is_over_on_gpu(&ask, &told)) {
-                self.suspicions.push(Suspicion { ask, told, sent, since: Instant::now() });
+                let (since, last) = (Instant::now(), last.clone());
+                self.suspicions.push(Suspicion { ask, told, sent, since, last });
             }
         }
         Ok(())
+    }
+
+    /// Whether it may be sent with a salt of the gateway's own: of a session that was isolated, or
+    /// of other weights than the engine began with.
+    fn is_salted(&self, ask: &Ask) -> bool {
+        ask.session.as_ref().is_some_and(|session| self.isolated.contains(session))
+            || self.prey.iter().any(|prey| prey.weights > 0)
     }
 
     fn judge(&mut self, ask: &Ask, told: &Told, heard: Heard, weights: &[u64]) {
@@ -115,9 +153,17 @@ impl<T: Target> Lane<T> {
             if self.has_lost(&suspicion).await? {
                 self.tally.explained += 1;
             } else {
-                let Suspicion { ask, told, .. } = suspicion;
-                let more = &ask.more;
-                self.tally.failures.push(format!("no event explains {told:?}, sent with {more}"));
+                let Suspicion { ask, told, sent, last, .. } = suspicion;
+                let is_salted = self.is_salted(&ask);
+                let number = self.prey.iter().position(|prey| prey.id == told.worker);
+                let prey = &mut self.prey[number.context("no engine has that name")?];
+                let (reused, replay) = (prey.reused(&ask), &prey.endpoints.replay);
+                let claim = Claimed { ask: &ask, tokens: told.claimed(), is_salted };
+                let history = prey.oracle.history(replay, claim, sent).await?;
+                self.tally.failures.push(format!(
+                    "no event explains {told:?}, {reused:?}, sent with {} {last}:{history}",
+                    ask.more
+                ));
             }
         }
         Ok(())
@@ -128,14 +174,15 @@ impl<T: Target> Lane<T> {
     async fn has_lost(&mut self, suspicion: &Suspicion) -> anyhow::Result<bool> {
         let Suspicion { ask, told, sent, .. } = suspicion;
         let number = self.prey.iter().position(|prey| prey.id == told.worker);
+        let is_salted = self.is_salted(ask);
         let prey = &mut self.prey[number.context("no engine has that name")?];
         let on_the_wire = sent.checked_sub(ON_THE_WIRE).unwrap_or(*sent);
         let lost = prey.engine.faults().map(|faults| faults.lost()).unwrap_or_default();
         if prey.began >= on_the_wire || lost.iter().any(|lost| *lost >= on_the_wire) {
             return Ok(true);
         }
-        prey.oracle.listen(&prey.subscriber)?;
-        let claim = (ask, told.claimed());
+        prey.listen()?;
+        let claim = Claimed { ask, tokens: told.claimed(), is_salted };
         prey.oracle.has_lost(&prey.endpoints.replay, claim, *sent).await
     }
 }

@@ -67,6 +67,12 @@ impl Turn {
     pub(super) fn is_accident(&self) -> bool {
         !matches!(self, Self::Ask | Self::Burst(_))
     }
+
+    /// Its kind.
+    pub(super) fn name(&self) -> String {
+        let told = format!("{self:?}");
+        told.split('(').next().unwrap_or_default().to_lowercase()
+    }
 }
 
 /// An action through fak: what on, its name, its options.

@@ -1,5 +1,6 @@
 //! One gateway, its engines, and what is done to them.
 
+use std::collections::HashSet;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -41,6 +42,10 @@ pub(super) struct Prey<T> {
     /// What its events told in this life, and when that began.
     pub(super) oracle: Oracle,
     pub(super) began: SystemTime,
+    /// Its live socket brings nothing.
+    pub(super) is_deaf: bool,
+    /// Batches that nobody will ever hear of, as far as they were noticed.
+    lost: usize,
     /// Counts the changes of its weights, and how many of them fak knows of.
     pub(super) weights: u64,
     pub(super) weights_told: u64,
@@ -61,9 +66,29 @@ impl<T: Target> Prey<T> {
             subscriber,
             oracle: Oracle::default(),
             began: SystemTime::now(),
+            is_deaf: false,
+            lost: 0,
             weights: 0,
             weights_told: 0,
         })
+    }
+
+    /// Takes in what its events told, and that some are lost for good.
+    pub(super) fn listen(&mut self) -> anyhow::Result<()> {
+        self.oracle.listen(&self.subscriber)?;
+        let lost = self.engine.faults().map_or(0, |faults| faults.lost().len());
+        if std::mem::replace(&mut self.lost, lost) < lost {
+            self.oracle.doubt();
+        }
+        Ok(())
+    }
+
+    /// An action on it was answered so: what it leaves of the gpu's blocks is for nobody to say
+    /// unless it preserved them.
+    pub(super) fn was_acted_on(&mut self, acted: &Acted) {
+        if acted.row["kv"] != "preserved" {
+            self.oracle.doubt();
+        }
     }
 
     /// Where the cached tokens of a request came from, where anything tells.
@@ -102,6 +127,10 @@ pub struct Lane<T> {
     /// Requests so far, each with an id of its own.
     pub(super) asked: u64,
     pub(super) turns_since_accident: usize,
+    /// The last one's name.
+    pub(super) accident: String,
+    /// Sessions with a salt that the hunt does not know.
+    pub(super) isolated: HashSet<String>,
 }
 
 impl<T: Target> Lane<T> {
@@ -135,6 +164,7 @@ impl<T: Target> Lane<T> {
         let draw = Draw::new(&hunt, has_faults);
         let (tally, suspicions) = (Tally::default(), Vec::new());
         let (row, asked, turns_since_accident) = (0, 0, 0);
+        let accident = "the start".to_owned();
         let mut lane = Self {
             hunt,
             draw,
@@ -146,6 +176,8 @@ impl<T: Target> Lane<T> {
             row,
             asked,
             turns_since_accident,
+            accident,
+            isolated: HashSet::new(),
         };
         lane.mend().await?;
         Ok(lane)
@@ -168,8 +200,11 @@ impl<T: Target> Lane<T> {
             let turn = self.draw.turn();
             self.turns_since_accident =
                 if turn.is_accident() { 0 } else { self.turns_since_accident + 1 };
+            if turn.is_accident() {
+                self.accident = turn.name();
+            }
             if self.hunt.tells {
-                self.tell(&turn)?;
+                self.tell(&format!("{turn:?}"))?;
             }
             self.turn(&turn).await.with_context(|| format!("{turn:?}"))?;
             self.explain(JUDGED_AFTER).await?;
@@ -179,8 +214,8 @@ impl<T: Target> Lane<T> {
         Ok(())
     }
 
-    /// Says what comes next, by the clock of fak's log: UTC.
-    fn tell(&self, turn: &Turn) -> anyhow::Result<()> {
+    /// Says something, by the clock of fak's log: UTC.
+    pub(super) fn tell(&self, what: &str) -> anyhow::Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
         let (day, millis) = (now.as_secs() % 86_400, now.subsec_millis());
         let (hour, minute, second) = (day / 3_600, day / 60 % 60, day % 60);
@@ -188,7 +223,7 @@ impl<T: Target> Lane<T> {
         let mut out = std::io::stderr().lock();
         writeln!(
             out,
-            "{hour:02}:{minute:02}:{second:02}.{millis:03} seed {seed}, step {step}: {turn:?}"
+            "{hour:02}:{minute:02}:{second:02}.{millis:03} seed {seed}, step {step}: {what}"
         )?;
         Ok(())
     }
@@ -262,13 +297,31 @@ impl<T: Target> Lane<T> {
     async fn acted(&mut self, action: &Action, acting: Call) -> anyhow::Result<()> {
         let told = acting.finish(DEADLINE).await;
         let told = told.with_context(|| format!("{action:?} hangs"))?;
-        self.tally.act(action.name, &Acted::read(&told)?);
+        let acted = Acted::read(&told)?;
+        self.tally.act(action.name, &acted);
+        if acted.row["reason"] == "isolated" {
+            let session = action.on.trim_start_matches("sessions/");
+            self.isolated.insert(session.to_owned());
+        } else {
+            self.was_acted_on(&acted);
+        }
         Ok(())
+    }
+
+    /// The worker that an action was on is the one that its row names, and may be any without one.
+    pub(super) fn was_acted_on(&mut self, acted: &Acted) {
+        let worker = acted.row["worker"].as_str().map(str::to_owned);
+        let may_be = |prey: &&mut Prey<T>| worker.as_ref().is_none_or(|worker| prey.id == *worker);
+        self.prey.iter_mut().filter(may_be).for_each(|prey| prey.was_acted_on(acted));
     }
 
     async fn behind(&mut self, takes_weights: bool) -> anyhow::Result<()> {
         let calls = self.draw.behind(takes_weights);
         let number = self.draw.rng.usize(0..self.prey.len());
+        if calls.iter().any(|call| !call.contains("/reset_prefix_cache")) {
+            // fak may see it stand still, and cannot know why.
+            self.prey[number].oracle.doubt();
+        }
         for call in calls {
             self.tally.steps += 1;
             self.tally.accidents += 1;
@@ -363,6 +416,7 @@ impl<T: Target> Lane<T> {
         self.tally.steps += 1;
         self.tally.accidents += 1;
         faults.drop_batches(usize::MAX);
+        self.prey[number].is_deaf = true;
         for _ in 0..DEAF_ROUNDS {
             if self.draw.rng.u32(0..4) == 0 {
                 let reset = "POST /reset_prefix_cache";
@@ -374,6 +428,7 @@ impl<T: Target> Lane<T> {
             tokio::time::sleep(ON_THE_WIRE + JUST_AFTER).await;
         }
         faults.drop_batches(0);
+        self.prey[number].is_deaf = false;
         Ok(())
     }
 }

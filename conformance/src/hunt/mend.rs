@@ -42,7 +42,9 @@ impl<T: Target> Lane<T> {
                 match worker["phase"].as_str() {
                     Some("serving") if worker["serving"] == true => break,
                     Some("paused") => {
-                        self.fak.act(&format!("workers/{id}"), "resume", &json!({})).await?;
+                        let on = format!("workers/{id}");
+                        let resumed = self.fak.act(&on, "resume", &json!({})).await?;
+                        self.prey[number].was_acted_on(&resumed);
                     }
                     Some("sleeping" | "waking") => self.wake(number).await?,
                     // It may come back by itself: the next look tells.
@@ -67,6 +69,7 @@ impl<T: Target> Lane<T> {
         let weights = if prey.weights == prey.weights_told { "same" } else { "loaded" };
         let on = format!("workers/{}", prey.id);
         let acted = self.fak.act(&on, "wake", &json!({"weights": weights})).await?;
+        self.prey[number].was_acted_on(&acted);
         anyhow::ensure!(acted.status != 400, "a good wake was refused: {}", acted.body);
         if acted.is_sent() {
             let prey = &mut self.prey[number];

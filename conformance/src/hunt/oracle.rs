@@ -21,6 +21,15 @@ type Hash = String;
 /// What a block holds: its parent, its tokens, and what else the engine hashed with it.
 type Content = (Option<Hash>, Vec<u64>, String);
 
+/// A claim.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claimed<'a> {
+    pub(super) ask: &'a Ask,
+    pub(super) tokens: u64,
+    /// Whether it may have been sent with a salt of the gateway's own.
+    pub(super) is_salted: bool,
+}
+
 /// One life of one engine, as its events tell it.
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
@@ -29,6 +38,11 @@ pub(super) struct Oracle {
     names: HashMap<Content, Hash>,
     /// Blocks that are there, once however many copies there are: a hit may be announced again.
     held: HashSet<Hash>,
+    /// Blocks that may be there: what was done since leaves it open, until the engine tells of them
+    /// again or uses them.
+    doubted: HashSet<Hash>,
+    /// How often anything was put in doubt.
+    doubts: u64,
     /// When each batch came live.
     came: BTreeMap<u64, SystemTime>,
 }
@@ -46,16 +60,47 @@ impl Oracle {
         Ok(())
     }
 
+    /// Something was done after which nobody can say what is there.
+    pub(super) fn doubt(&mut self) {
+        self.doubted.extend(self.held.drain());
+        self.doubts += 1;
+    }
+
+    /// How often anything was put in doubt.
+    pub(super) fn doubts(&self) -> u64 {
+        self.doubts
+    }
+
+    /// The engine used the first `cached` tokens of a prompt that was sent at that count of doubts.
+    pub(super) fn used(&mut self, ask: &Ask, cached: u64, doubts: u64) {
+        if doubts != self.doubts {
+            return;
+        }
+        let own = ask.salt.as_deref().map(extra).unwrap_or_default();
+        let mut chain = self.chain_under(&ask.prompt, &own);
+        chain.truncate(usize::try_from(cached).unwrap_or(usize::MAX) / BLOCK_SIZE);
+        let shown = chain.into_iter().filter(|hash| self.doubted.contains(hash));
+        let shown: Vec<_> = shown.collect();
+        for hash in shown {
+            self.doubted.remove(&hash);
+            self.held.insert(hash);
+        }
+    }
+
     fn take(&mut self, event: &Value) {
         let hashes = || field(event, "block_hashes").and_then(Value::as_array);
         let hashes = hashes().map(|hashes| hashes.iter().map(Value::to_string).collect::<Vec<_>>());
         let is_gpu = field(event, "medium").and_then(Value::as_str).is_none_or(|m| m == "GPU");
         match (kind(event), hashes) {
-            ("AllBlocksCleared", _) => self.held.clear(),
+            ("AllBlocksCleared", _) => {
+                self.held.clear();
+                self.doubted.clear();
+            }
             ("BlockStored", Some(hashes)) if is_gpu => self.store(event, hashes),
             ("BlockRemoved", Some(hashes)) if is_gpu => {
                 for hash in hashes {
                     self.held.remove(&hash);
+                    self.doubted.remove(&hash);
                 }
             }
             _ => {}
@@ -75,28 +120,32 @@ impl Oracle {
                 let extra = extra.map(Value::to_string).unwrap_or_default();
                 self.names.insert((parent, tokens.to_vec(), extra), hash.clone());
             }
+            self.doubted.remove(&hash);
             self.held.insert(hash.clone());
             parent = Some(hash);
         }
     }
 
-    /// Tokens of `prompt` that events told to be on the gpu, those of its last token's block left
+    /// Tokens of a prompt that events told to be on the gpu, those of its last token's block left
     /// out, which the engine always computes.
-    pub(super) fn told(&self, prompt: &[u32], salt: Option<&str>) -> u64 {
-        let usable = prompt.len().saturating_sub(1) / BLOCK_SIZE;
-        let chain = self.chain(prompt, salt);
-        let told = chain.iter().take(usable).take_while(|hash| self.held.contains(*hash));
-        (told.count() * BLOCK_SIZE) as u64
+    pub(super) fn told(&self, ask: &Ask, is_salted: bool) -> u64 {
+        let usable = ask.prompt.len().saturating_sub(1) / BLOCK_SIZE;
+        let held = |chain: Vec<Hash>| {
+            chain.iter().take(usable).take_while(|hash| self.held.contains(*hash)).count()
+        };
+        let most = self.chains(ask, is_salted).into_iter().map(held).max();
+        (most.unwrap_or(0) * BLOCK_SIZE) as u64
     }
 
-    /// The names of the blocks that `prompt` begins with, as far as they were ever told.
-    fn chain(&self, prompt: &[u32], salt: Option<&str>) -> Vec<Hash> {
+    /// The names of the blocks that `prompt` begins with, as far as they were ever told, where the
+    /// first one was hashed with `extra`.
+    fn chain_under(&self, prompt: &[u32], extra: &str) -> Vec<Hash> {
         let mut chain: Vec<Hash> = Vec::new();
         for block in prompt.chunks_exact(BLOCK_SIZE) {
             let parent = chain.last().cloned();
             let tokens = block.iter().map(|token| u64::from(*token)).collect();
-            let extra = salt.filter(|_| parent.is_none()).map(|salt| format!("[\"{salt}\"]"));
-            match self.names.get(&(parent, tokens, extra.unwrap_or_default())) {
+            let extra = if parent.is_none() { extra } else { "" };
+            match self.names.get(&(parent, tokens, extra.to_owned())) {
                 Some(hash) => chain.push(hash.clone()),
                 None => break,
             }
@@ -104,24 +153,41 @@ impl Oracle {
         chain
     }
 
+    /// The blocks that a prompt begins with, by what its first block may have been hashed with: a
+    /// salt of the gateway's own is known to nobody else.
+    fn chains(&self, ask: &Ask, is_salted: bool) -> Vec<Vec<Hash>> {
+        let own = ask.salt.as_deref().map(extra).unwrap_or_default();
+        let extras = self.names.keys().filter(|(parent, ..)| parent.is_none());
+        let others: HashSet<_> = extras.map(|(_, _, extra)| extra.as_str()).collect();
+        let others = others.into_iter().filter(|extra| is_salted && *extra != own);
+        let extras = std::iter::once(own.as_str()).chain(others);
+        extras.map(|extra| self.chain_under(&ask.prompt, extra)).collect()
+    }
+
+    /// The blocks that a claim may be of.
+    fn claimed_blocks(&self, claim: Claimed<'_>) -> anyhow::Result<Vec<Hash>> {
+        let blocks = usize::try_from(claim.tokens)?.div_ceil(BLOCK_SIZE);
+        let chains = self.chains(claim.ask, claim.is_salted);
+        Ok(chains.into_iter().flat_map(|chain| chain.into_iter().take(blocks)).collect())
+    }
+
     /// Whether an event that takes away some of the first `claimed` tokens of a prompt was put on
     /// the wire just before `since`, or later.
     pub(super) async fn has_lost(
         &mut self,
         endpoint: &str,
-        (ask, claimed): (&Ask, u64),
+        claim: Claimed<'_>,
         since: SystemTime,
     ) -> anyhow::Result<bool> {
         let on_the_wire = since.checked_sub(ON_THE_WIRE).unwrap_or(since);
         let batches = replay(endpoint, &[]).await?.batches;
         // What never came live has taught nothing yet.
-        let held = self.held.clone();
+        let before = (self.held.clone(), self.doubted.clone());
         for batch in &batches {
             batch.events()?.iter().for_each(|event| self.take(event));
         }
-        self.held = held;
-        let mut chain = self.chain(&ask.prompt, ask.salt.as_deref());
-        chain.truncate(usize::try_from(claimed)?.div_ceil(BLOCK_SIZE));
+        (self.held, self.doubted) = before;
+        let chain = self.claimed_blocks(claim)?;
         for batch in &batches {
             if self.when(batch)? >= on_the_wire
                 && batch.events()?.iter().any(|event| takes(event, &chain))
@@ -130,6 +196,36 @@ impl Oracle {
             }
         }
         Ok(false)
+    }
+
+    /// What the engine told of the blocks that `prompt` begins with, to be read by people.
+    pub(super) async fn history(
+        &mut self,
+        endpoint: &str,
+        claim: Claimed<'_>,
+        since: SystemTime,
+    ) -> anyhow::Result<String> {
+        let chain = self.claimed_blocks(claim)?;
+        let mut told = String::new();
+        for batch in &replay(endpoint, &[]).await?.batches {
+            let ago = match since.duration_since(self.when(batch)?) {
+                Ok(before) => format!("{} ms before", before.as_millis()),
+                Err(after) => format!("{} ms after", after.duration().as_millis()),
+            };
+            let way = if self.came.contains_key(&batch.seq) { "live" } else { "not live" };
+            for event in batch.events()? {
+                let hashes = field(&event, "block_hashes").and_then(Value::as_array);
+                let hashes: Vec<_> = hashes.into_iter().flatten().map(Value::to_string).collect();
+                let blocks = (0..chain.len()).filter(|block| hashes.contains(&chain[*block]));
+                let blocks: Vec<_> = blocks.collect();
+                if kind(&event) == "AllBlocksCleared" || !blocks.is_empty() {
+                    let medium = field(&event, "medium").map(Value::to_string).unwrap_or_default();
+                    let (kind, seq) = (kind(&event), batch.seq);
+                    told += &format!("\n     {seq} {ago}, {way}: {kind} {blocks:?} {medium}");
+                }
+            }
+        }
+        Ok(told)
     }
 
     fn when(&self, batch: &Batch) -> anyhow::Result<SystemTime> {
@@ -145,6 +241,11 @@ fn takes(event: &Value, chain: &[Hash]) -> bool {
         "BlockRemoved" => hashes().any(|hash| chain.contains(&hash.to_string())),
         _ => false,
     }
+}
+
+/// What an engine hashes with the first block of a prompt under that salt.
+fn extra(salt: &str) -> String {
+    format!("[\"{salt}\"]")
 }
 
 fn kind(event: &Value) -> &str {

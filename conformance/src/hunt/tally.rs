@@ -47,6 +47,8 @@ pub struct Tally {
     pub explained: usize,
     /// Tokens that were claimed rightly, and those that events had told and were not claimed.
     pub told: (u64, u64),
+    /// The latter, by what happened last and what fak said of the prompt.
+    pub missed: BTreeMap<String, u64>,
     /// Claims above that nothing explains, and other things that must not be.
     pub failures: Vec<String>,
     /// Tokens that engines reused, and those of them that were claimed.
@@ -128,11 +130,16 @@ impl Tally {
 
     /// An answer of a request whose prompt's first `published` tokens were on the gpu by all that
     /// was published when it was sent.
-    pub(super) fn told(&mut self, told: &Told, published: u64) {
-        let (Some(cached), true) = (told.cached, told.is_finished) else { return };
+    pub(super) fn told(&mut self, told: &Told, published: u64, last: &str) -> u64 {
+        let (Some(cached), true) = (told.cached, told.is_finished) else { return 0 };
         let claimed = told.claimed().min(cached);
+        let missed = published.min(cached).saturating_sub(claimed);
         self.told.0 += claimed;
-        self.told.1 += published.min(cached).saturating_sub(claimed);
+        self.told.1 += missed;
+        if missed > 0 {
+            *self.missed.entry(format!("{} {last}", told.kv)).or_default() += missed;
+        }
+        missed
     }
 
     /// Claimed over claimed and told.
@@ -183,6 +190,7 @@ impl Tally {
         merge(&mut self.refused, other.refused);
         merge(&mut self.acted, other.acted);
         merge(&mut self.unclaimed, other.unclaimed);
+        merge(&mut self.missed, other.missed);
     }
 
     /// Claimed over reused tokens.
@@ -240,6 +248,7 @@ impl fmt::Display for Tally {
             "undisturbed: {reused} reused, {claimed} of them claimed: {share:.4}; {known:.4} where \
              nothing is in doubt"
         )?;
+        writeln!(out, "told and not claimed: {}", list(&self.missed))?;
         for failure in &self.failures {
             writeln!(out, "FAIL {failure}")?;
         }

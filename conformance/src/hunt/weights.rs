@@ -31,6 +31,7 @@ impl<T: Target> Lane<T> {
         let slept = acting.finish(DEADLINE).await.with_context(|| format!("{sleep} hangs"))?;
         let slept = Acted::read(&slept)?;
         self.tally.act("rollout", &slept);
+        self.was_acted_on(&slept);
         if slept.status == 200 {
             if training != Training::None {
                 self.train(number, training == Training::Versioned).await?;
@@ -62,6 +63,7 @@ impl<T: Target> Lane<T> {
     async fn train(&mut self, number: usize, is_versioned: bool) -> anyhow::Result<String> {
         let prey = &mut self.prey[number];
         prey.weights += 1;
+        prey.oracle.doubt();
         prey.engine.put_weights(prey.weights);
         let version = weight_version(prey.weights);
         self.reload(number).await?;

@@ -1,4 +1,4 @@
-//! What ranks notice, on its way to whoever writes it down.
+//! What ranks notice, on its way to whoever writes it down and shows it.
 //!
 //! Invariant: nothing is dropped, however long the reader is busy, and what waits is bounded: notes
 //! of one kind of one rank are one note, and their counts add up.
@@ -9,8 +9,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fak_kernel::rank::Note;
 use tokio::sync::Notify;
 
-/// A note, and the data-parallel rank that it is of.
-pub type RankNote = (u32, Note);
+/// News of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// It noticed something.
+    Note(Note),
+    /// How far its beliefs can be relied on has changed.
+    Trust,
+}
+
+/// News, and the data-parallel rank that it is of.
+pub type RankNews = (u32, News);
 
 /// Kinds that are passed on; the others are logged and counted where they come up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,6 +27,7 @@ enum Kind {
     NewLife,
     GapNotClosed,
     ClearUnexplained,
+    Trust,
 }
 
 impl Kind {
@@ -40,12 +50,12 @@ impl Kind {
 
 #[derive(Debug, Default)]
 struct Shared {
-    waiting: Mutex<BTreeMap<(u32, Kind), Note>>,
+    waiting: Mutex<BTreeMap<(u32, Kind), News>>,
     is_there: Notify,
 }
 
 impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, BTreeMap<(u32, Kind), Note>> {
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<(u32, Kind), News>> {
         // Each change is one call, so a panic elsewhere leaves the map whole.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -73,23 +83,29 @@ impl Sender {
         let mut waiting = self.0.waiting();
         let merged = match (waiting.get(&(rank, kind)), note) {
             (
-                Some(Note::ClearUnexplained { clears: before }),
+                Some(News::Note(Note::ClearUnexplained { clears: before })),
                 Note::ClearUnexplained { clears },
             ) => Note::ClearUnexplained { clears: before.saturating_add(clears) },
             _ => note,
         };
-        waiting.insert((rank, kind), merged);
+        waiting.insert((rank, kind), News::Note(merged));
         drop(waiting);
+        self.0.is_there.notify_one();
+    }
+
+    /// Tells that a rank's trust has changed, once its status shows it; never waits.
+    pub fn trust_changed(&self, rank: u32) {
+        self.0.waiting().insert((rank, Kind::Trust), News::Trust);
         self.0.is_there.notify_one();
     }
 }
 
 impl Receiver {
-    /// The next note; waits for one. Nothing is lost when the future is dropped.
-    pub async fn recv(&mut self) -> RankNote {
+    /// The next news; waits for some. Nothing is lost when the future is dropped.
+    pub async fn recv(&mut self) -> RankNews {
         loop {
-            if let Some(((rank, _), note)) = self.0.waiting().pop_first() {
-                return (rank, note);
+            if let Some(((rank, _), news)) = self.0.waiting().pop_first() {
+                return (rank, news);
             }
             self.0.is_there.notified().await;
         }
@@ -109,11 +125,14 @@ mod tests {
             sender.send(0, Note::ClearUnexplained { clears: 2 });
             sender.send(0, Note::Settled);
             sender.send(1, Note::GapNotClosed);
+            sender.trust_changed(1);
         }
-        assert_eq!(receiver.recv().await, (0, Note::ClearUnexplained { clears: 20_000 }));
-        assert_eq!(receiver.recv().await, (1, Note::GapNotClosed));
+        let note = News::Note;
+        assert_eq!(receiver.recv().await, (0, note(Note::ClearUnexplained { clears: 20_000 })));
+        assert_eq!(receiver.recv().await, (1, note(Note::GapNotClosed)));
+        assert_eq!(receiver.recv().await, (1, News::Trust));
         assert_eq!(receiver.recv().now_or_never(), None);
         sender.send(1, Note::NewLife);
-        assert_eq!(receiver.recv().await, (1, Note::NewLife));
+        assert_eq!(receiver.recv().await, (1, note(Note::NewLife)));
     }
 }

@@ -299,7 +299,11 @@ impl Stream {
             }
         }
         let now = status_of(&self.fold, self.last_event_at, self.connections);
+        let before = *self.status.borrow();
         self.status.send_if_modified(|status| std::mem::replace(status, now) != now);
+        if let Some(notes) = self.sink.notes.as_ref().filter(|_| before.trust != now.trust) {
+            notes.trust_changed(self.name.rank);
+        }
     }
 
     fn tell(&self, note: Note) {

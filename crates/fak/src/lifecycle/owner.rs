@@ -184,7 +184,11 @@ impl Owner {
             tokio::select! {
                 () = stop.requested() => break,
                 _ = tick.tick() => self.look().await,
-                (rank, note) = self.notes.1.recv() => self.note(rank, note).await,
+                (rank, news) = self.notes.1.recv() => match news {
+                    notes::News::Note(note) => self.note(rank, note).await,
+                    // Claims are made by what is shown: nobody has to wait for the next look.
+                    notes::News::Trust => self.publish_standing(),
+                },
                 command = self.commands.recv() => match command {
                     Some(Command::Act { request, done }) => {
                         self.hold_markers();
