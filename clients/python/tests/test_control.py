@@ -92,7 +92,7 @@ def test_a_request_that_cannot_be_read_names_what_is_wrong(fak: Client) -> None:
     with pytest.raises(BadRequest) as action:
         fak.witness(action=cast(Action, "nap"))
     assert action.value.param == "action"
-    assert {row.action for row in fak.witness()} == {"drift"}, "what fak noticed at its start"
+    assert {row.action for row in fak.witness()} == {"join"}, "what fak noticed at its start"
 
 
 def test_a_name_is_one_segment_of_the_path(fak: Client) -> None:

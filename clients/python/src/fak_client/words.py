@@ -18,6 +18,7 @@ Action: TypeAlias = Literal[
     "reset",
     "quarantine",
     # noticed
+    "join",
     "restart",
     "lost",
     "gap",
