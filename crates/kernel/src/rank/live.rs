@@ -57,6 +57,8 @@ pub(super) struct Live {
     failed_checks: u32,
     /// What the engine owes was asked for while a replay ran that may be older.
     is_late: bool,
+    /// The connection brought events again after it had lost some, and was tried once more.
+    was_revived: bool,
 }
 
 impl Live {
@@ -69,6 +71,13 @@ impl Live {
     /// Another life's numbers come from here on.
     fn restart(&mut self) {
         (self.met, self.owes_from, self.owed) = (None, None, None);
+    }
+
+    /// Whether the connection brings events again, and not the marker that was answered: that one
+    /// fell into the time when it brought none.
+    fn is_revived_by(&self, head: Head) -> bool {
+        let is_overdue = self.answered_for.is_some_and(|ticks| ticks > 0);
+        !self.was_revived && (self.is_dead || is_overdue) && !self.is_marker(head)
     }
 
     fn is_marker(&self, head: Head) -> bool {
@@ -163,6 +172,11 @@ impl Rank {
             live.is_tied = true;
             out.push(Effect::Note(Note::Tied));
         }
+        if self.config.tie && self.live.is_revived_by(head) {
+            // Once a connection: one that brings another engine's events is given up all the same.
+            (self.live.was_revived, self.live.is_dead) = (true, false);
+            self.ask_tie(out);
+        }
     }
 
     /// A replay brought a batch that the live connection has not brought.
@@ -223,7 +237,7 @@ impl Rank {
     }
 
     fn give_up_live(&mut self, out: &mut Vec<Effect>) {
-        let Live { reopened, .. } = self.live;
+        let Live { reopened, was_revived, .. } = self.live;
         if reopened == 0 {
             out.push(Effect::Note(Note::LiveDead));
         }
@@ -232,6 +246,7 @@ impl Rank {
             n => (LATE_TICKS << (n - 1).min(8)).min(REOPEN_TICKS_MAX),
         };
         self.live.renew();
+        self.live.was_revived = was_revived;
         (self.live.is_dead, self.live.reopens_in) = (true, wait);
         self.reopen(out);
     }

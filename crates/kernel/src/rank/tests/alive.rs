@@ -102,6 +102,66 @@ fn a_marker_that_only_a_replay_brings_shows_that_the_live_connection_is_dead() {
 }
 
 #[test]
+fn a_connection_that_brings_events_again_is_tied_without_a_wait() {
+    let (mut shell, mut history) = tied(true);
+    shell.feed(Event::Disconnected);
+    shell.feed(Event::Connected);
+    shell.answer_all(&history);
+    // The new connection brings nothing at first: its marker is lost on it.
+    history.push(marked(&shell, 4, &[Store("D")]));
+    let id = shell.rank.wanted_marker().expect("a marker");
+    shell.feed(Event::Marked { id });
+    shell.answer_all(&history);
+    ticks(&mut shell, 1);
+    shell.answer_all(&history);
+    history.push(batch(1, 5, &[Store("E")]));
+    shell.live(&history[5]);
+    let again = shell.rank.wanted_marker().expect("another marker");
+    assert_ne!(again, id);
+    assert_eq!(shell.warm(), "suspended", "that it brings something proves nothing yet");
+    history.push(marked(&shell, 6, &[]));
+    shell.live(&history[6]);
+    shell.answer_all(&history);
+    assert_eq!((shell.warm().as_str(), shell.reconnects), ("A B C D E M", 0));
+    // Not again and again: it may be another engine's.
+    shell.feed(Event::Blind);
+    let id = shell.rank.wanted_marker().expect("a marker");
+    shell.feed(Event::Marked { id });
+    ticks(&mut shell, 1);
+    history.push(batch(1, 7, &[]));
+    shell.live(&history[7]);
+    assert_eq!(shell.rank.wanted_marker(), Some(id));
+    ticks(&mut shell, SECOND);
+    assert_eq!((shell.warm().as_str(), shell.reconnects), ("suspended", 1));
+}
+
+#[test]
+fn a_dead_connection_that_waits_to_be_opened_anew_is_revived_by_events() {
+    let (mut shell, mut history) = tied(true);
+    history.push(batch(1, 4, &[Store("D")]));
+    shell.feed(Event::Late);
+    shell.answer(&history);
+    ticks(&mut shell, SECOND);
+    assert_eq!(shell.reconnects, 1);
+    shell.feed(Event::Connected);
+    shell.answer_all(&history);
+    history.push(marked(&shell, 5, &[]));
+    let id = shell.rank.wanted_marker().expect("a marker");
+    shell.feed(Event::Marked { id });
+    shell.answer_all(&history);
+    ticks(&mut shell, SECOND);
+    assert_eq!((shell.rank.is_dead(), shell.rank.wanted_marker()), (true, None));
+    history.push(batch(1, 6, &[Store("E")]));
+    shell.live(&history[6]);
+    assert_eq!(shell.warm(), "suspended");
+    history.push(marked(&shell, 7, &[]));
+    shell.live(&history[7]);
+    shell.answer_all(&history);
+    assert_eq!((shell.warm().as_str(), shell.rank.is_dead()), ("A B C D E M", false));
+    assert_eq!(shell.reconnects, 1, "it was not opened anew");
+}
+
+#[test]
 fn a_silent_stream_is_compared_with_the_replay_while_beliefs_go_on_to_count() {
     let (mut shell, mut history) = tied(true);
     history.push(batch(1, 4, &[Remove("B")]));
