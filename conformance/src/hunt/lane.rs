@@ -46,6 +46,8 @@ pub(super) struct Prey<T> {
     pub(super) is_deaf: bool,
     /// Batches that nobody will ever hear of, as far as they were noticed.
     lost: usize,
+    /// Something was done to it, and fak may not have settled what came of it yet.
+    is_unsettled: bool,
     /// Counts the changes of its weights, and how many of them fak knows of.
     pub(super) weights: u64,
     pub(super) weights_told: u64,
@@ -68,6 +70,7 @@ impl<T: Target> Prey<T> {
             began: SystemTime::now(),
             is_deaf: false,
             lost: 0,
+            is_unsettled: false,
             weights: 0,
             weights_told: 0,
         })
@@ -87,8 +90,14 @@ impl<T: Target> Prey<T> {
     /// unless it preserved them.
     pub(super) fn was_acted_on(&mut self, acted: &Acted) {
         if acted.row["kv"] != "preserved" {
-            self.oracle.doubt();
+            self.doubt();
         }
+    }
+
+    /// Nobody can say what is there, nor of what is stored until fak has settled it.
+    pub(super) fn doubt(&mut self) {
+        self.oracle.doubt();
+        self.is_unsettled = true;
     }
 
     /// Where the cached tokens of a request came from, where anything tells.
@@ -286,6 +295,11 @@ impl<T: Target> Lane<T> {
             self.finish(more).await?;
         }
         self.mend().await?;
+        for prey in self.prey.iter_mut().filter(|prey| prey.is_unsettled) {
+            prey.listen()?;
+            prey.oracle.doubt();
+            prey.is_unsettled = false;
+        }
         self.finish(asked).await
     }
 
@@ -320,7 +334,7 @@ impl<T: Target> Lane<T> {
         let number = self.draw.rng.usize(0..self.prey.len());
         if calls.iter().any(|call| !call.contains("/reset_prefix_cache")) {
             // fak may see it stand still, and cannot know why.
-            self.prey[number].oracle.doubt();
+            self.prey[number].doubt();
         }
         for call in calls {
             self.tally.steps += 1;

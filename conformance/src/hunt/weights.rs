@@ -63,7 +63,7 @@ impl<T: Target> Lane<T> {
     async fn train(&mut self, number: usize, is_versioned: bool) -> anyhow::Result<String> {
         let prey = &mut self.prey[number];
         prey.weights += 1;
-        prey.oracle.doubt();
+        prey.doubt();
         prey.engine.put_weights(prey.weights);
         let version = weight_version(prey.weights);
         self.reload(number).await?;
