@@ -10,7 +10,7 @@ use fak_sim::{Reused, RouteFault};
 
 use super::claims::{Suspicion, UnderWay};
 use super::draw::{Action, Draw, Turn};
-use super::oracle::{ON_THE_WIRE, Oracle};
+use super::oracle::{Oracle, UNHEARD};
 use super::{Hunt, Tally};
 use crate::client::{Call, Client};
 use crate::events::Subscriber;
@@ -22,7 +22,7 @@ use crate::target::{Endpoints, Target};
 pub(super) const BEHIND_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Requests at once and a rest, so often, while a live socket is deaf.
-const DEAF_ROUNDS: usize = 4;
+const DEAF_ROUNDS: usize = 3;
 
 /// A moment more.
 const JUST_AFTER: Duration = Duration::from_millis(50);
@@ -439,7 +439,7 @@ impl<T: Target> Lane<T> {
             let asked = self.begin(4)?;
             self.finish(asked).await?;
             // From here on what was published explains nothing any more.
-            tokio::time::sleep(ON_THE_WIRE + JUST_AFTER).await;
+            tokio::time::sleep(UNHEARD + JUST_AFTER).await;
         }
         faults.drop_batches(0);
         self.prey[number].is_deaf = false;

@@ -15,6 +15,10 @@ use crate::prompt::BLOCK_SIZE;
 /// not have taken it in before the request was on its way.
 pub(super) const ON_THE_WIRE: Duration = Duration::from_millis(300);
 
+/// What never came live explains for longer: that a live socket is dead, fak finds out within a
+/// second, by what the engine replays.
+pub(super) const UNHEARD: Duration = Duration::from_secs(1);
+
 /// A block as an engine names it.
 type Hash = String;
 
@@ -179,7 +183,6 @@ impl Oracle {
         claim: Claimed<'_>,
         since: SystemTime,
     ) -> anyhow::Result<bool> {
-        let on_the_wire = since.checked_sub(ON_THE_WIRE).unwrap_or(since);
         let batches = replay(endpoint, &[]).await?.batches;
         // What never came live has taught nothing yet.
         let before = (self.held.clone(), self.doubted.clone());
@@ -189,7 +192,8 @@ impl Oracle {
         (self.held, self.doubted) = before;
         let chain = self.claimed_blocks(claim)?;
         for batch in &batches {
-            if self.when(batch)? >= on_the_wire
+            let explains_for = if self.came_live(batch) { ON_THE_WIRE } else { UNHEARD };
+            if self.when(batch)? + explains_for >= since
                 && batch.events()?.iter().any(|event| takes(event, &chain))
             {
                 return Ok(true);
@@ -212,7 +216,7 @@ impl Oracle {
                 Ok(before) => format!("{} ms before", before.as_millis()),
                 Err(after) => format!("{} ms after", after.duration().as_millis()),
             };
-            let way = if self.came.contains_key(&batch.seq) { "live" } else { "not live" };
+            let way = if self.came_live(batch) { "live" } else { "not live" };
             for event in batch.events()? {
                 let hashes = field(&event, "block_hashes").and_then(Value::as_array);
                 let hashes: Vec<_> = hashes.into_iter().flatten().map(Value::to_string).collect();
@@ -226,6 +230,10 @@ impl Oracle {
             }
         }
         Ok(told)
+    }
+
+    fn came_live(&self, batch: &Batch) -> bool {
+        self.came.contains_key(&batch.seq)
     }
 
     fn when(&self, batch: &Batch) -> anyhow::Result<SystemTime> {
