@@ -138,7 +138,8 @@ impl Rig {
     pub(crate) async fn heard(&self) {
         let exact = |s: &State| !s.ranks.is_empty() && s.trust() == Trust::Exact;
         let rank = self.lifecycle.ranks("w").await.unwrap().remove(0);
-        rank.wait_for(|s| s.trust == Trust::Exact).await.unwrap();
+        let heard = rank.wait_for(|s| s.trust == Trust::Exact);
+        tokio::time::timeout(Duration::from_secs(30), heard).await.unwrap().unwrap();
         self.look().await;
         assert!(exact(&self.state()));
     }
