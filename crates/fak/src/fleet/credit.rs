@@ -2,7 +2,7 @@
 //!
 //! Invariant: an audit that cannot speak is no acquittal. Where too many of the last claims were
 //! not borne out, nothing is claimed for a while, twice as long each time, until a whole window of
-//! claims is.
+//! claims is. And while one that was too high is not explained, nothing is.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,6 +40,8 @@ struct Account {
     /// Times in a row that it was lost.
     losses: u32,
     withheld: Option<Withheld>,
+    /// Claims that were too high, and of which nothing tells why yet.
+    unexplained: usize,
 }
 
 /// Nothing is claimed.
@@ -97,6 +99,23 @@ impl Credit {
     #[must_use]
     pub fn withheld(&self, now: Instant) -> Option<Withheld> {
         self.lock().withheld.filter(|withheld| withheld.until > now)
+    }
+
+    /// A claim was too high, and nothing tells why: whatever hides it may hide more.
+    pub fn suspect(&self) {
+        self.lock().unexplained += 1;
+    }
+
+    /// One that was [suspected](Self::suspect) is judged.
+    pub fn judged(&self) {
+        let mut account = self.lock();
+        account.unexplained = account.unexplained.saturating_sub(1);
+    }
+
+    /// Whether nothing is to be claimed now.
+    #[must_use]
+    pub fn is_withheld(&self, now: Instant) -> bool {
+        self.withheld(now).is_some() || self.lock().unexplained > 0
     }
 
     /// Whether it was lost, and not yet won back.

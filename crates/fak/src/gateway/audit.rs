@@ -23,7 +23,7 @@ use super::metrics::Metrics;
 use super::owed::{Debt, LATE_AFTER, Owed, Reminders};
 use super::prompt::Prompts;
 use super::{Contradiction, Doubt};
-use crate::fleet::{Fleet, Outcome, Withheld};
+use crate::fleet::{Credit, Fleet, Outcome, Withheld};
 use crate::runtime::Shutdown;
 use crate::sessions::Turn;
 
@@ -126,6 +126,8 @@ struct Suspicion {
     cached: u64,
     due: Instant,
     looks: u8,
+    /// Nothing is claimed of the worker until it is judged.
+    is_unexplained: bool,
 }
 
 /// Where audits go; cheap to clone.
@@ -207,8 +209,8 @@ impl Audits {
             std::cmp::Ordering::Less => {
                 // A claim above 0 has a prompt and a basis.
                 let (Some(prompt), Some(basis)) = (prompt, claim.basis) else { return };
-                let due = Instant::now() + self.after;
-                let looks = 0;
+                let due = Instant::now() + LATE_AFTER;
+                let (looks, is_unexplained) = (0, false);
                 return self.suspect(Suspicion {
                     worker,
                     prompt,
@@ -217,6 +219,7 @@ impl Audits {
                     cached,
                     due,
                     looks,
+                    is_unexplained,
                 });
             }
         };
@@ -224,7 +227,13 @@ impl Audits {
         desk.credit(&worker, Outcome::Audited);
     }
 
-    fn suspect(&self, suspicion: Suspicion) {
+    fn suspect(&self, mut suspicion: Suspicion) {
+        // What made it wrong, a dead stream or another engine, makes the next one wrong, too.
+        let explains = |loss: Loss| loss.is_engines() || loss.cause == LossCause::OwnAction;
+        suspicion.is_unexplained = !self.desk.loss(&suspicion).is_some_and(explains);
+        if suspicion.is_unexplained {
+            self.desk.in_doubt(&suspicion.worker, Credit::suspect);
+        }
         if let Err(error) = self.suspicions.try_send(suspicion) {
             // Judged now it would be called wrong before its event could have come.
             self.desk.give_up(&error.into_inner());
@@ -250,20 +259,28 @@ impl Audits {
 impl Auditor {
     /// Judges until told to stop; what waits then is judged by what is known.
     pub async fn run(mut self, stop: Shutdown) {
+        let mut fresh: VecDeque<Suspicion> = VecDeque::new();
         let mut waiting: VecDeque<Suspicion> = VecDeque::new();
         let mut owing: VecDeque<Debt> = VecDeque::new();
         let mut reminders = Reminders::default();
         loop {
+            let early = fresh.front().map(|first| first.due);
             let due = waiting.front().map(|first| first.due);
             let late = owing.front().map(|first| first.since + LATE_AFTER);
             tokio::select! {
                 () = stop.requested() => break,
                 // Each waits equally long, so they are due in the order in which they come.
-                Some(suspicion) = self.suspicions.recv(), if waiting.len() < WAITING_MAX => {
-                    waiting.push_back(suspicion);
+                Some(suspicion) = self.suspicions.recv(),
+                    if fresh.len() + waiting.len() < WAITING_MAX =>
+                {
+                    fresh.push_back(suspicion);
                 }
                 Some(debt) = self.debts.recv(), if owing.len() < WAITING_MAX => {
                     owing.push_back(debt);
+                }
+                () = at(early) => {
+                    let again = fresh.pop_front().and_then(|first| self.look_early(first));
+                    waiting.extend(again);
                 }
                 () = at(due) => {
                     let again = waiting.pop_front().and_then(|first| self.look(first));
@@ -276,13 +293,22 @@ impl Auditor {
                 }
             }
         }
-        for suspicion in &waiting {
+        for suspicion in fresh.iter().chain(&waiting) {
             if self.desk.loss(suspicion).is_some_and(Loss::is_engines) {
                 self.desk.close(suspicion, Verdict::LostInFlight);
             } else {
                 self.desk.give_up(suspicion);
             }
         }
+    }
+
+    /// Judges a suspicion that its event explains by now, or gives it back for its looks.
+    fn look_early(&self, mut suspicion: Suspicion) -> Option<Suspicion> {
+        if self.desk.judge(&suspicion) {
+            return None;
+        }
+        suspicion.due = Instant::now() + self.after;
+        Some(suspicion)
     }
 
     /// Judges a suspicion, or gives it back for another look.
@@ -308,7 +334,12 @@ impl Desk {
     /// What the engine took from its caches. One that has shown it in this life leaves it out where
     /// it is 0 (vLLM up to 0.23.0, source); one that has not may never show it.
     fn cached(&self, audit: &Audit, usage: Option<Usage>) -> Option<u64> {
-        let told = usage?.cached_tokens;
+        let usage = usage?;
+        let told = match usage.cached_tokens {
+            // More than there is says nothing.
+            CachedTokens::Known(cached) if cached > usage.prompt_tokens => return None,
+            told => told,
+        };
         // Whole after each insertion, whatever panicked elsewhere.
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         let has_shown = |life: &Arc<str>| shown.get(&audit.worker) == Some(life);
@@ -421,19 +452,35 @@ impl Desk {
     fn close(&self, suspicion: &Suspicion, verdict: Verdict) {
         let Suspicion { worker, cached, claim, .. } = suspicion;
         let claimed = claim.total();
-        self.parts.metrics.audited(verdict);
         match verdict {
             Verdict::Over => self.contradict(suspicion),
             _ => tracing::debug!(
                 %worker, claimed, cached, verdict = verdict.as_str(), "a claim was lost",
             ),
         }
+        self.release(suspicion);
+        self.parts.metrics.audited(verdict);
         let is_lost = verdict == Verdict::LostInFlight;
         self.credit(worker, if is_lost { Outcome::Lost } else { Outcome::Audited });
     }
 
+    /// Changes how far a worker is in doubt.
+    fn in_doubt(&self, worker: &str, change: impl FnOnce(&Credit)) {
+        if let Some(credit) = self.parts.fleet.credit(worker) {
+            change(credit);
+        }
+    }
+
+    /// What is claimed of its worker does not wait for a suspicion any more.
+    fn release(&self, suspicion: &Suspicion) {
+        if suspicion.is_unexplained {
+            self.in_doubt(&suspicion.worker, Credit::judged);
+        }
+    }
+
     /// A suspicion that cannot be judged.
     fn give_up(&self, suspicion: &Suspicion) {
+        self.release(suspicion);
         self.parts.metrics.audited(Verdict::Unaudited);
         self.credit(&suspicion.worker, Outcome::Unaudited);
     }

@@ -41,11 +41,14 @@ impl Shared {
         });
         let asker = Asker { pinned, is_alone: worker.door.in_flight() == 0 };
         let claim = claim(&self.index, state, prompt.as_ref(), asker);
-        let credit = self.fleet.credit(&worker.id);
-        let is_withheld =
-            credit.is_some_and(|credit| credit.withheld(std::time::Instant::now()).is_some());
-        let claim = if is_withheld { claim.withdrawn() } else { claim };
+        let claim = if self.is_withheld(&worker.id) { claim.withdrawn() } else { claim };
         Offer { salt, prompt, claim }
+    }
+
+    /// Whether nothing is to be claimed of a worker, since its claims are not borne out.
+    fn is_withheld(&self, worker: &str) -> bool {
+        let credit = self.fleet.credit(worker);
+        credit.is_some_and(|credit| credit.is_withheld(std::time::Instant::now()))
     }
 
     /// Whether an engine is to announce what it holds of a request's prompt: nothing is known of
@@ -71,6 +74,7 @@ impl Shared {
         let asker = Asker { pinned: aboard.pinned, is_alone: aboard.inside.is_alone() };
         let prompt = aboard.audit.as_ref().and_then(|(_, audit)| audit.prompt.as_ref());
         let told = still(&self.index, &view.state, prompt, asker, claim);
+        let told = if self.is_withheld(&aboard.worker) { told.withdrawn() } else { told };
         if let Some((_, audit)) = &mut aboard.audit {
             audit.claim = told.clone();
         }

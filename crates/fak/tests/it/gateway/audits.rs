@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::bridged::Bridged;
-use super::rig::{MODEL, Rig};
+use super::rig::{MODEL, Rig, whole};
 use crate::engine::peer::{self, Peer, Reply, Request};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -123,15 +123,70 @@ async fn only_what_the_engine_did_explains_a_claim_that_was_too_high() {
 /// Fault 18: the first contradiction does not excuse the others.
 #[tokio::test]
 async fn false_claims_side_by_side_are_each_counted() {
-    let (_peer, rig, rank) = answering(Some(0)).await;
+    let (_peer, rig, rank, mut arrived) = waiting().await;
     for n in 0..4 {
         store(&rig, rank, &tokens(n * 1000));
     }
+    let mut open = Vec::new();
     for n in 0..4 {
-        assert_eq!(claimed(&rig, &tokens(n * 1000)).await, warm(), "{n}");
+        let body = prompt(&tokens(n * 1000), json!({"stream": true}));
+        let (head, steps) = tokio::join!(rig.open("POST", COMPLETIONS, &[], &body), async {
+            let steps = arrived.recv().await.unwrap();
+            let chunk = json!({"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]});
+            steps.send(peer::stream(&[&format!("data: {chunk}\n\n")])).await.unwrap();
+            steps
+        });
+        assert_eq!(head.headers()["x-fak-kv"], "warm", "{n}");
+        open.push((head, steps));
+    }
+    let usage = json!({"choices": [], "usage": usage(Some(0))});
+    let end = format!("data: {usage}\n\ndata: [DONE]\n\n");
+    let end = format!("{:x}\r\n{end}\r\n0\r\n\r\n", end.len());
+    for (_, steps) in &open {
+        steps.send(end.clone().into_bytes()).await.unwrap();
+    }
+    for (head, steps) in open {
+        drop(steps);
+        whole(head).await;
     }
     rig.counted(&outcome("over"), 4).await;
     assert_eq!(rig.count(&outcome("lost_in_flight")), 0);
+}
+
+/// Faults 1 and 4: what made one claim wrong, a dead stream or another engine, makes the next one
+/// wrong, too.
+#[tokio::test]
+async fn nothing_is_claimed_while_a_claim_that_was_too_high_is_not_explained() {
+    for explained in [false, true] {
+        let (_peer, rig, rank) = answering(Some(0)).await;
+        let (one, other) = (tokens(0), tokens(1000));
+        store(&rig, rank, &one);
+        assert_eq!(claimed_with(&rig, &one, json!({"skips": 1})).await, warm());
+        rig.empty().await;
+        store(&rig, rank, &other);
+        assert_eq!(claimed(&rig, &other).await, said("unknown", "0"));
+        if explained {
+            lose(&rig, rank, LossCause::Cleared, Origin::Live);
+            store(&rig, rank, &other);
+        }
+        rig.counted(&outcome(if explained { "lost_in_flight" } else { "over" }), 1).await;
+        assert_eq!(claimed(&rig, &other).await, warm(), "the engine's doing, or one kind's");
+    }
+}
+
+/// Fault 18: a number that cannot be true is no evidence, neither for a claim nor of a hit.
+#[tokio::test]
+async fn more_cached_than_the_prompt_has_is_not_believed() {
+    let (_peer, rig, rank) = answering(Some(101)).await;
+    store(&rig, rank, &tokens(0));
+    assert_eq!(claimed(&rig, &tokens(0)).await, warm());
+    rig.counted(&outcome("unaudited"), 1).await;
+    lose(&rig, rank, LossCause::Doubt, Origin::None);
+    for _ in 0..2 {
+        assert_eq!(claimed(&rig, &tokens(0)).await, said("unknown", "0"));
+        rig.empty().await;
+    }
+    assert_eq!(rig.count("fak_claims_confirmed_blocks_total"), 0);
 }
 
 /// Fault 46: what one prompt proves wrong is that prompt's, until another kind says the same.

@@ -133,7 +133,7 @@ async fn a_row_that_took_nothing_explains_nothing() {
 
 #[tokio::test]
 async fn a_cold_cache_is_called_cold_and_an_unheard_one_unknown() {
-    let (_peer, rig, tokens) = claiming(Some(0)).await;
+    let (_peer, rig, tokens) = claiming(Some(96)).await;
     let other: Vec<u32> = (5000..5100).collect();
     let kv = async |tokens: &[u32]| {
         let answer = rig.post(COMPLETIONS, &prompt(tokens)).await;
@@ -340,7 +340,7 @@ fn counting(rig: &Rig, version: &str, ranks: u32) {
 /// source).
 #[tokio::test]
 async fn the_last_block_is_not_claimed_of_an_engine_that_decodes_speculatively() {
-    let (_peer, rig, tokens) = claiming(Some(64)).await;
+    let (_peer, rig, tokens) = claiming(Some(96)).await;
     let running = "vllm:num_requests_running{engine=\"0\"} 0\n";
     let awake = "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 1\n";
     let drafts = |n| format!("vllm:spec_decode_num_drafts_total{{engine=\"0\"}} {n}\n");
