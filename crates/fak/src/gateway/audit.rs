@@ -136,7 +136,6 @@ pub(super) struct Audits {
     desk: Arc<Desk>,
     suspicions: mpsc::Sender<Suspicion>,
     debts: mpsc::Sender<Debt>,
-    after: Duration,
 }
 
 /// Judges claims that were too high, once events had their time; it lives by [`run`](Self::run).
@@ -168,7 +167,7 @@ pub(super) fn audits(parts: Parts, after: Duration) -> (Audits, Auditor) {
     let (suspicions, suspected) = mpsc::channel(WAITING_MAX);
     let (debts, owing) = mpsc::channel(WAITING_MAX);
     let desk = Arc::new(Desk { parts, shown: Mutex::default() });
-    let audits = Audits { desk: Arc::clone(&desk), suspicions, debts, after };
+    let audits = Audits { desk: Arc::clone(&desk), suspicions, debts };
     (audits, Auditor { desk, suspicions: suspected, debts: owing, after })
 }
 
