@@ -34,6 +34,21 @@ impl Error {
     fn failed(cause: impl Into<anyhow::Error>) -> Self {
         Self { exit: Exit::Failed, cause: cause.into() }
     }
+
+    /// Why, with the causes behind it. Some libraries' errors end with the text of their cause,
+    /// which is not repeated.
+    #[must_use]
+    pub fn told(&self) -> String {
+        let mut told = String::new();
+        for cause in self.cause.chain().map(ToString::to_string) {
+            if told.is_empty() {
+                told = cause;
+            } else if !told.ends_with(&cause) {
+                told = format!("{told}: {cause}");
+            }
+        }
+        told
+    }
 }
 
 /// Runs a command to its end.
@@ -67,5 +82,22 @@ fn client() -> Result<Client, Error> {
 impl From<client::Error> for Error {
     fn from(error: client::Error) -> Self {
         Self { exit: error.exit(), cause: error.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_that_an_error_ends_with_is_told_once() {
+        let refused = || std::io::Error::other("connection refused");
+        let told = |text: &'static str| {
+            let cause = anyhow::Error::new(refused()).context(text).context("db=\"x\"");
+            Error::failed(cause).told()
+        };
+        let once = "db=\"x\": it failed: connection refused";
+        assert_eq!(told("it failed: connection refused"), once);
+        assert_eq!(told("it failed"), once);
     }
 }

@@ -55,7 +55,7 @@ pub enum Command {
     },
     /// Run a trace of tool calls against an engine and audit what it reused.
     Run(RunArgs),
-    /// Experiments on an engine. They change its state: for one that serves nobody.
+    /// Experiments on an engine. They change its state: for one that has no other client.
     Bench(bench::BenchArgs),
     /// Serve a simulated vLLM until Ctrl-C.
     Sim(SimArgs),
@@ -74,7 +74,7 @@ usage.";
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
     /// Say whether they are right: exit code 0, or 64 and what is wrong. Reads the secrets, and
-    /// asks nobody.
+    /// sends nothing.
     Check {
         /// The settings.
         #[command(flatten)]
@@ -179,7 +179,8 @@ Settings come from flags, then the environment, then the file, then defaults.
 Environment:
   FAK_LISTEN         where to listen; default 127.0.0.1:8080
   FAK_DB             sqlite:PATH, sqlite::memory: or postgres://USER@HOST:PORT/NAME; default: a
-                     SQLite file in $XDG_STATE_HOME/fak, or in ~/.local/state/fak
+                     SQLite file in $XDG_STATE_HOME/fak, or in ~/.local/state/fak; in memory where
+                     all workers are simulated
   FAK_ADMIN_KEY      what control has to show, as a bearer token; needed beyond loopback
   FAK_VLLM_API_KEY   the workers' API key, sent to them alone
   FAK_CACHE_SALT_KEY key of the digest behind cache salts; a public one where it is not set
@@ -187,7 +188,8 @@ Environment:
                      FAK_VLLM_METRICS_URL, FAK_VLLM_KV_EVENTS, FAK_VLLM_KV_REPLAY (fak run --help)
   FAK_LOG            log filter, as in fak=debug; default: warn
 
-Exit codes: 0 stopped by a signal, 1 failed, 64 bad usage or configuration.
+Exit codes: 0 stopped by a signal, 1 failed, or a second signal cut what was under way, 64 bad
+usage or configuration.
 
 File (--config), with the defaults:
   listen = \"127.0.0.1:8080\"
@@ -199,8 +201,8 @@ File (--config), with the defaults:
   hold_ms = 0                   # how long a request waits for a worker that serves; 0: 503
   hold_max = 1000               # how many may wait
   first_byte_ms = 2000          # silence before a worker is looked at
-  body_bytes_max = 33554432
-  bodies_bytes_max = 1073741824 # of all requests together
+  body_bytes_max = 33554432     # of one request
+  bodies_bytes_max = 1073741824 # of all requests that are under way
   drain_announce_ms = 5000      # at SIGTERM: /ready is 503, and requests are served for so long
   drain_ms = 30000              # then: for streams to end
   answer_first_byte_ms = 120000 # no progress before a stream's first byte; 0: no limit
@@ -219,8 +221,8 @@ File (--config), with the defaults:
   kv = \"tcp://gpu-0:5557\"       # where /kv_event_sources cannot tell
   replay = \"tcp://gpu-0:5558\"
   defer_aborts = false          # true for prefill and decode pairs: no abort while it is at rest
-  [[key]]                       # clients show one as a bearer token; without any, none is asked for
-  tenant = \"alice\"
+  [[key]]                       # without any, none is asked for
+  tenant = \"alice\"              # who shows it: Authorization: Bearer, or x-api-key
   authority = \"fak\"             # two of them may use one tenant name
   env = \"ALICE_KEY\"             # or file = \"/run/secrets/alice\": never the secret itself";
 

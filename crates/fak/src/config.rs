@@ -6,6 +6,7 @@
 mod apart;
 pub mod keys;
 pub mod limits;
+mod misread;
 pub mod print;
 pub mod serve;
 
@@ -201,11 +202,13 @@ fn url<'a>(
     value: &'a str,
     right: &'static str,
 ) -> impl FnOnce(BadUrl) -> Error + 'a {
-    move |reason| match reason {
-        // The value holds a password then.
-        BadUrl::UserInfo => Error::Url { name, value: "(secret)".to_owned(), reason, right },
-        _ => Error::Url { name, value: value.to_owned(), reason, right },
-    }
+    move |reason| Error::Url { name, value: shown_url(value, &reason), reason, right }
+}
+
+/// A URL that is refused, as it may be shown.
+fn shown_url(value: &str, reason: &BadUrl) -> String {
+    // The value holds a password then.
+    if matches!(reason, BadUrl::UserInfo) { "(secret)".to_owned() } else { value.to_owned() }
 }
 
 fn text(

@@ -25,7 +25,7 @@ fn main() -> ExitCode {
         Ok(exit) => exit.into(),
         // Who reads has read enough, as `head` does: nothing is wrong that needs telling.
         Err(error) if is_broken_pipe(&error.cause) => error.exit.into(),
-        Err(error) => end(&format!("fak: {:#}\n", error.cause), error.exit),
+        Err(error) => end(&format!("fak: {}\n", error.told()), error.exit),
     }
 }
 

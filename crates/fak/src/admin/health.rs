@@ -88,10 +88,10 @@ fn reasons(fleet: &Snapshot, serving: &BTreeMap<&str, usize>) -> Vec<String> {
 
 fn say(view: &View) -> String {
     let state = &view.state;
-    let why = match (state.is_reachable, state.is_progressing) {
-        (false, _) => "unreachable",
-        (true, false) => "stuck",
-        (true, true) => state.phase().as_str(),
-    };
-    format!("{} is {why}", view.worker.id)
+    let id = &view.worker.id;
+    match (state.is_reachable, state.is_progressing) {
+        (false, _) => format!("{id} gives no answer at {}", super::workers::url(view)),
+        (true, false) => format!("{id} is stuck"),
+        (true, true) => format!("{id} is {}", state.phase().as_str()),
+    }
 }

@@ -138,7 +138,7 @@ fn stream(of: &fleet::Stream) -> json::Stream {
 }
 
 /// Where the engine is, without `/v1`.
-fn url(view: &View) -> String {
+pub(super) fn url(view: &View) -> String {
     let url = view.worker.engine.endpoints().data(Data::Models).uri().to_string();
     url.strip_suffix(Data::Models.path()).unwrap_or(&url).to_owned()
 }

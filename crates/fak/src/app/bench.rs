@@ -39,7 +39,7 @@ pub(super) async fn run(args: &BenchArgs) -> Result<Exit, Error> {
 async fn tier_replay(args: &TierReplayArgs) -> Result<Exit, Error> {
     let engine = engine(&args.url)?;
     if let Seen::Unreachable { detail } = engine.observe().await.is_sleeping {
-        return Err(Error::failed(anyhow!("nobody answers at --url {}: {detail}", args.url)));
+        return Err(Error::failed(anyhow!("no engine answers at --url {}: {detail}", args.url)));
     }
     let told = engine.capabilities().await;
     let proven = lifecycle::capabilities(&told);

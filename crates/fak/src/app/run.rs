@@ -294,7 +294,9 @@ fn model(worker: &Worker, capabilities: &Capabilities) -> Result<String, Error> 
     let models = match &capabilities.models {
         Learnt::Told { value, .. } => value,
         Learnt::Unknown { why } => {
-            return Err(Error::failed(anyhow!("the engine does not say what it serves: {why}")));
+            let (at, name) = (worker.endpoints.origin(), names::BASE_URL);
+            let problem = anyhow!("the engine at {at} ({name}) does not say what it serves: {why}");
+            return Err(Error::failed(problem));
         }
     };
     let served: Vec<_> =

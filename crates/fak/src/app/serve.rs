@@ -64,7 +64,7 @@ pub(super) fn settings(args: &ServeArgs) -> Result<Serve, Error> {
     Ok(settings)
 }
 
-/// A server's URL may hold a password.
+/// A server's URL may hold a password, and where it is no URL, anywhere.
 fn shown(db: &str) -> &str {
     if db.starts_with("sqlite:") { db } else { "the server" }
 }
@@ -95,7 +95,7 @@ pub(super) async fn serve(args: ServeArgs) -> Result<Exit, Error> {
 
 /// The ledger, as this process's own. `at` is shown to others that want it.
 async fn open_store(settings: &Serve, at: SocketAddr) -> Result<Store, Error> {
-    let told = format!("--db: {}", shown(&settings.db));
+    let told = format!("db={:?}", config::print::without_password(&settings.db));
     let failed = |error: anyhow::Error| Error::failed(error.context(told.clone()));
     if let Some(folder) = &settings.state_folder {
         // The ledger names sessions and tenants' workers: it is its user's own.

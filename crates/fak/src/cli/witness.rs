@@ -45,7 +45,7 @@ enum Kv {
     Preserved,
     /// It is gone.
     Forgotten,
-    /// Nobody knows.
+    /// Whether it is there is not known.
     Unknown,
 }
 

@@ -167,7 +167,7 @@ fn key_fields(key: &super::keys::KeySpec) -> Vec<(&'static str, Value)> {
 }
 
 /// `scheme://user:(secret)@host/…?password=(secret)`.
-fn without_password(url: &str) -> String {
+pub(crate) fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let (place, query) = rest.split_once('?').map_or((rest, None), |(p, q)| (p, Some(q)));
     let authority = place.find('/').map_or(place, |end| &place[..end]);

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::keys::{self, KeySpec, RawKey};
 use super::limits::{self, Limits, ms, number};
 use super::print::Origin;
-use super::{Lookup, Worker, apart, names, secret, text};
+use super::{Lookup, Worker, apart, misread, names, secret, shown_url, text};
 use crate::engine::{BadUrl, Endpoints, Secret};
 use crate::events::endpoint::{self, Endpoint};
 
@@ -41,8 +41,7 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// The file is no TOML, or has a key that is none. The line itself is not shown: somebody may
-    /// have written a secret there.
+    /// The file is no TOML, has a key that is none, or a value of a wrong kind.
     #[error("{path}, line {line}: {problem}")]
     Toml {
         /// The file.
@@ -69,10 +68,15 @@ pub enum Error {
     #[error(transparent)]
     Environment(#[from] super::Error),
     /// A worker's URL.
-    #[error("worker {id}: url {reason}; it has to be http(s)://host[:port], with or without /v1")]
+    #[error(
+        "worker {id}: url={value:?} {reason}; it has to be http(s)://host[:port], with or \
+         without /v1"
+    )]
     Url {
         /// The worker.
         id: String,
+        /// Its value; `(secret)` where it holds a password.
+        value: String,
         /// What is wrong.
         reason: BadUrl,
     },
@@ -360,11 +364,7 @@ impl Raw {
         let shown = path.display().to_string();
         let text = std::fs::read_to_string(path)
             .map_err(|source| Error::File { path: shown.clone(), source })?;
-        toml::from_str(&text).map_err(|error: toml::de::Error| {
-            let start = error.span().map_or(0, |span| span.start.min(text.len()));
-            let line = 1 + text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count();
-            Error::Toml { path: shown, line, problem: error.message().to_owned() }
-        })
+        misread::read(&text).map_err(|(line, problem)| Error::Toml { path: shown, line, problem })
     }
 
     /// Checks everything: flags go before the environment, that before these values, and those
@@ -543,8 +543,10 @@ impl RawWorker {
             let right = super::WORKER_ID_RIGHT;
             return Err(Error::Value { field: "worker", value: id, right });
         }
-        let endpoints =
-            Endpoints::new(&self.url).map_err(|reason| Error::Url { id: id.clone(), reason })?;
+        let endpoints = Endpoints::new(&self.url).map_err(|reason| {
+            let value = shown_url(&self.url, &reason);
+            Error::Url { id: id.clone(), value, reason }
+        })?;
         let host = endpoints.origin().host().to_owned();
         let socket = |field, written: &Option<String>| {
             let parse = |value: &String| {
@@ -682,6 +684,19 @@ mod tests {
         assert!(embed(2).expect_err("a simulated one").to_string().contains("\"sim-1\""));
         let many = embed(WORKERS_MAX).expect_err("one too many").to_string();
         assert!(many.contains("workers=1025 is not from 1 to 1024"), "{many}");
+    }
+
+    #[test]
+    fn a_workers_url_that_is_refused_is_told_unless_it_holds_a_password() {
+        let told = |url: &str| {
+            let file = format!("[[worker]]\nid = \"a\"\nurl = {url:?}\n");
+            resolve(&file, &[]).expect_err("refused")
+        };
+        let ftp = told("ftp://gpu:8000");
+        assert!(ftp.starts_with("worker a: url=\"ftp://gpu:8000\" does not start with"), "{ftp}");
+        let secret = told("http://user:hunter2@gpu:8000");
+        assert!(secret.starts_with("worker a: url=\"(secret)\" "), "{secret}");
+        assert!(!secret.contains("hunter2"), "{secret}");
     }
 
     #[test]

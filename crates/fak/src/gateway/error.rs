@@ -37,7 +37,7 @@ pub enum Problem {
     #[error("this route takes {0} alone")]
     Method(&'static str),
     /// A key is asked for, and none of those was given.
-    #[error("a valid API key is needed, as a bearer token")]
+    #[error("a valid API key is needed, as a bearer token or as x-api-key")]
     Key,
     /// The body is larger than the limit, in bytes.
     #[error("the body is larger than {0} bytes")]

@@ -160,7 +160,7 @@ async fn where_nobody_answers_nothing_is_said_of_tiers() {
     let address = socket.local_addr().expect("bound");
     let output = replay(&format!("http://{address}"), &["--json"]).await;
     assert_eq!((output.status.code(), &*text(&output.stdout)), (Some(1), ""));
-    let told = format!("nobody answers at --url http://{address}");
+    let told = format!("no engine answers at --url http://{address}");
     assert!(text(&output.stderr).contains(&told), "{}", text(&output.stderr));
 }
 

@@ -27,8 +27,25 @@ fn a_named_ledger_is_not_made_where_its_folder_is_missing_and_the_path_is_told()
     let ended = command.output().unwrap();
     let told = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(ended.status.code(), Some(1), "{told}");
-    assert!(told.contains(&db), "{told}");
+    assert!(told.starts_with(&format!("fak: db={db:?}: ")), "{told}");
     assert!(!setup.folder().join("no").exists());
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_named_without_its_password() {
+    // Held, and not listened at.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let at = socket.local_addr().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fak"));
+    let db = format!("postgres://op:hunter2@{at}/fak");
+    command.env_clear().args(["serve", "--sim", "1", "--listen", "127.0.0.1:0", "--db", &db]);
+    let ended = command.output().unwrap();
+    let told = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{told}");
+    let named = format!("fak: db=\"postgres://op:(secret)@{at}/fak\": ");
+    assert!(told.starts_with(&named) && !told.contains("hunter2"), "{told}");
+    assert_eq!(told.matches("Connection refused").count(), 1, "{told}");
 }
 
 #[test]
