@@ -5,7 +5,7 @@ worker copies over CUDA streams. Everything above the worker (the scheduler half
 connector, its LRU manager, its metrics and its KV events) is platform independent, so
 replacing only the worker with a synchronous memcpy gives the real connector behaviour.
 
-Select it with
+`fak_rig.stock_tier` puts it in the stock spec's place. By its own name it is selected with
   --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both",
     "kv_connector_extra_config":{"spec_name":"HostOffloadingSpec",
       "spec_module_path":"fak_rig.host_offload","cpu_bytes_to_use":268435456}}'
