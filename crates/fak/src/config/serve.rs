@@ -68,10 +68,7 @@ pub enum Error {
     #[error(transparent)]
     Environment(#[from] super::Error),
     /// A worker's URL.
-    #[error(
-        "worker {id}: url={value:?} {reason}; it has to be http(s)://host[:port], with or \
-         without /v1"
-    )]
+    #[error("worker {id}: url={value:?} {reason}; it has to be {}", super::BASE_URL_RIGHT)]
     Url {
         /// The worker.
         id: String,
