@@ -94,6 +94,10 @@ pub struct Rank {
     is_history: bool,
     /// Clears that replays brought and no action of fak's explains, not yet noted.
     past_clears: u32,
+    /// No live batch was taken yet. The first one brings the clears that waited in the engine for
+    /// its next step, whoever made them before (vLLM 0.32.0, observed: an idle reset is published
+    /// with the next request).
+    awaits_live: bool,
     /// Tiers that are aside since the worker vanished.
     lost: TierSet,
     next_id: u64,
@@ -121,6 +125,7 @@ impl Rank {
             gap_open: false,
             is_history: true,
             past_clears: 0,
+            awaits_live: config.tie,
             lost: TierSet::NONE,
             next_id: 0,
             fence: Fence::default(),
@@ -331,6 +336,7 @@ impl Rank {
         }
         let clears = self.explain(head.clears, origin);
         self.note_clears(clears, origin, out);
+        self.awaits_live &= origin != Origin::Live;
         let mut gain = TierSet::ALL.without(self.fence.closed());
         let mut cleared = TierSet::NONE;
         if head.clears > 0 {
@@ -362,6 +368,11 @@ impl Rank {
             out.push(Effect::Note(Note::ClearAmbiguous { clears: clears.ambiguous }));
         }
         match origin {
+            // The marker that ties the connection is asked for when it is made, so that this batch
+            // is not long in coming.
+            Origin::Live if clears.foreign > 0 && self.awaits_live => {
+                out.push(Effect::Note(Note::ClearPast { clears: clears.foreign }));
+            }
             Origin::Live if clears.foreign > 0 => {
                 out.push(Effect::Note(Note::ClearUnexplained { clears: clears.foreign }));
             }

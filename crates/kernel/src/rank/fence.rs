@@ -136,7 +136,9 @@ impl Fence {
         }
         let owed = self.owed.clears.saturating_sub(self.owed.seen);
         let settled = self.is_open() && !self.drains_next;
-        self.owed.seen = if settled { 0 } else { self.owed.seen.saturating_add(clears) };
+        // Those that come while nothing is owed are not of an action that begins later.
+        let counts = !settled && self.owed.clears > 0;
+        self.owed.seen = if counts { self.owed.seen.saturating_add(clears) } else { 0 };
         let extra = clears.saturating_sub(owed);
         if extra == 0 {
             let fate = PerTier { gpu: gone, ..self.owed.fate };

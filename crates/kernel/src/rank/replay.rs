@@ -241,7 +241,9 @@ impl Rank {
         let is_history = mem::replace(&mut self.is_history, false);
         match mem::take(&mut self.past_clears) {
             0 => {}
-            clears if is_history => out.push(Effect::Note(Note::ClearPast { clears })),
+            clears if is_history || mem::take(&mut self.awaits_live) => {
+                out.push(Effect::Note(Note::ClearPast { clears }))
+            }
             clears => out.push(Effect::Note(Note::ClearUnexplained { clears })),
         }
         if mem::take(&mut self.gap_open) {

@@ -396,3 +396,32 @@ fn an_own_clear_that_comes_behind_a_gap_or_a_restart_of_fak_is_nobody_elses() {
     anew.live(&batch(1, 10, &[Clear]));
     assert_eq!(unexplained(&anew), [1]);
 }
+
+#[test]
+fn clears_that_waited_in_the_engine_before_fak_listened_are_history() {
+    let (mut shell, mut history) = (Shell::tying(true), abc());
+    shell.answer(&history);
+    history.push(marked(&shell, 3, &[Clear, Clear, Store("M")]));
+    shell.live(&history[3]);
+    shell.answer_all(&history);
+    assert_eq!(unexplained(&shell), [], "they came with the first step that fak saw");
+    assert!(shell.notes.contains(&Note::ClearPast { clears: 2 }));
+    history.push(batch(1, 4, &[Clear]));
+    shell.live(&history[4]);
+    shell.answer_all(&history);
+    assert_eq!(unexplained(&shell), [1], "this one is of now");
+}
+
+#[test]
+fn old_clears_are_not_taken_for_those_of_an_action_that_begins_later() {
+    let history: Vec<_> = (0..16).map(|seq| batch(1, seq, &[Clear, Store("A")])).collect();
+    let mut shell = Shell::tying(true);
+    // It is met asleep, and woken.
+    let kv = all(Disposition::Unknown);
+    shell.feed(Event::Distrust { kv });
+    shell.answer(&history);
+    shell.feed(Event::Intent { tiers: TierSet::ALL, clear: None });
+    shell.feed(Event::Outcome { kv, clears: false });
+    let ambiguous = |n: &&Note| matches!(n, Note::ClearAmbiguous { .. });
+    assert_eq!(shell.notes.iter().filter(ambiguous).count(), 0, "{:?}", shell.notes);
+}
