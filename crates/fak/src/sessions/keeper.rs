@@ -59,12 +59,26 @@ pub struct Keeper {
     ledger: watch::Receiver<u64>,
     /// The last change of the ledger that was taken in.
     after: u64,
+    reading: Trouble,
+    writing: Trouble,
+}
+
+/// What fails, so that it is said once and not at each try.
+#[derive(Debug, Default)]
+struct Trouble(Option<String>);
+
+impl Trouble {
+    /// Whether it is news how it went.
+    fn is_new<T>(&mut self, result: &Result<T, store::Error>) -> bool {
+        let now = result.as_ref().err().map(ToString::to_string);
+        std::mem::replace(&mut self.0, now.clone()) != now
+    }
 }
 
 impl Keeper {
     pub(super) fn new(sessions: Sessions, ledger: watch::Receiver<u64>) -> Self {
         let after = *ledger.borrow();
-        Self { sessions, ledger, after }
+        Self { sessions, ledger, after, reading: Trouble::default(), writing: Trouble::default() }
     }
 
     /// Runs until told to stop, and then stores what is left.
@@ -92,9 +106,14 @@ impl Keeper {
     async fn follow(&mut self) {
         let limit = u32::try_from(BATCH).expect("a small number");
         loop {
-            let changes = match self.sessions.shared.store.changes(self.after, limit).await {
+            let result = self.sessions.shared.store.changes(self.after, limit).await;
+            let is_new = self.reading.is_new(&result);
+            let changes = match result {
                 Ok(changes) => changes,
-                Err(error) => return tracing::warn!(%error, "sessions miss rows for now"),
+                Err(error) if is_new => {
+                    return tracing::warn!(%error, "sessions miss rows for now");
+                }
+                Err(_) => return,
             };
             for change in &changes {
                 self.sessions.apply(&change.row);
@@ -106,11 +125,15 @@ impl Keeper {
         }
     }
 
-    async fn write(&self) {
+    async fn write(&mut self) {
         let Inner { mut changed, mut forgotten } = std::mem::take(&mut *self.waiting());
         let result = self.write_all(&mut changed, &mut forgotten).await;
-        if let Err(error) = result {
-            tracing::warn!(%error, "sessions are not stored for now");
+        match (&result, self.writing.is_new(&result)) {
+            (Err(error), true) => tracing::warn!(%error, "sessions are not stored for now"),
+            (Ok(()), true) => tracing::info!("sessions are stored again"),
+            (_, false) => {}
+        }
+        if result.is_err() {
             let mut waiting = self.waiting();
             waiting.changed.append(&mut changed);
             waiting.forgotten.append(&mut forgotten);
@@ -163,11 +186,18 @@ mod tests {
     use crate::sessions::Config;
     use crate::store::Store;
 
+    #[test]
+    fn a_store_that_goes_on_failing_is_told_once() {
+        let mut trouble = Trouble::default();
+        let seen = [Ok(()), Err(store::Error::Slow), Err(store::Error::Slow), Ok(()), Ok(())];
+        assert_eq!(seen.map(|result| trouble.is_new(&result)), [false, true, false, true, false]);
+    }
+
     #[tokio::test]
     async fn what_waits_for_a_ledger_that_fails_is_bounded_by_the_sessions_that_are_known() {
         let store = Store::open("sqlite::memory:").await.expect("memory");
         let config = Config { capacity: 8, ..Config::default() };
-        let (sessions, keeper) = Sessions::open(store.clone(), config).await.expect("empty");
+        let (sessions, mut keeper) = Sessions::open(store.clone(), config).await.expect("empty");
         store.close().await;
         for number in 0..100 {
             let turn = sessions.resolve(&format!("s{number}")).expect("a good name");

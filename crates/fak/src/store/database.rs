@@ -14,7 +14,7 @@ use sqlx::{Any, AnyConnection, AnyPool, Connection, Row, Transaction};
 use tokio::sync::Mutex;
 
 use super::Error;
-use super::files::Files;
+use super::files::{Files, followed};
 use super::ownership::Ownership;
 
 /// Readers beside the one writer. A file or a server answers a few at a time, and rows are short.
@@ -108,7 +108,7 @@ impl Database {
     /// Makes this process the only fak that writes this database, until it closes or dies.
     pub(super) async fn own(&self, who: &str) -> Result<(), Error> {
         let ownership = match (&self.path, self.kind) {
-            (Some(path), _) => Ownership::of_file(path, who)?,
+            (Some(path), _) => Ownership::of_file(&followed(path), who)?,
             (None, Kind::Postgres) => Ownership::of_server(&self.options, who).await?,
             (None, Kind::Sqlite) => return Ok(()), // in memory: nobody else can reach it
         };

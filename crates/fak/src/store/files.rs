@@ -13,6 +13,9 @@ use super::Error;
 #[derive(Debug)]
 pub(super) struct Files(Vec<(PathBuf, Option<Identity>)>);
 
+/// Links that are followed; as many as Linux does.
+const LINKS_MAX: usize = 40;
+
 /// One file, whatever its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
@@ -23,7 +26,7 @@ struct Identity {
 impl Files {
     /// The files that `path` names now. To be called once something was written: then both exist.
     pub(super) fn at(path: &Path) -> Self {
-        let mut log = path.as_os_str().to_owned();
+        let mut log = followed(path).into_os_string();
         log.push("-wal");
         Self([path.to_owned(), log.into()].map(|path| (path.clone(), identity(&path))).into())
     }
@@ -38,6 +41,16 @@ impl Files {
         }
         Ok(())
     }
+}
+
+/// The file behind a path that is a link: SQLite keeps what belongs to it beside that.
+pub(super) fn followed(path: &Path) -> PathBuf {
+    let mut at = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let Ok(to) = fs::read_link(&at) else { break };
+        at = at.parent().unwrap_or(Path::new("")).join(to);
+    }
+    at
 }
 
 fn identity(path: &Path) -> Option<Identity> {

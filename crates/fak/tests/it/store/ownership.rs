@@ -99,3 +99,25 @@ async fn a_row_is_not_called_durable_in_a_file_that_was_replaced() {
     .await;
     assert!(matches!(error, Error::Gone { .. }), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ledger_whose_path_is_a_link_is_written_and_has_one_owner() {
+    on_sqlite("linked", async |place: &Place| {
+        place.open().await.close().await;
+        let path: PathBuf = place.url.strip_prefix("sqlite:").expect("a file").into();
+        let link = path.with_extension("link");
+        std::os::unix::fs::symlink("fak.db", &link).expect("linked");
+        let url = format!("sqlite:{}", link.display());
+        let by_link = Store::open(&url).await.expect("the link leads to it");
+        by_link.own("by its link").await.expect("it is free");
+        by_link.intent(intent("w")).await.expect("its files are there");
+        let error = place.open().await.own("by its name").await.expect_err("it is taken");
+        assert!(matches!(&error, Error::Owned { by } if by == "by its link"), "{error}");
+        fs::copy(&path, path.with_extension("other")).expect("copied");
+        fs::remove_file(&link).expect("gone");
+        std::os::unix::fs::symlink("fak.other", &link).expect("linked");
+        let error = by_link.intent(intent("w")).await.expect_err("the link leads elsewhere");
+        assert!(matches!(error, Error::Gone { .. }), "{error}");
+    })
+    .await;
+}
