@@ -8,6 +8,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
+/// What a test may leave untaken: more, and the peer waits for it.
+const SEEN_MAX: usize = 1 << 16;
+
 /// What the peer does with a request.
 pub(crate) enum Reply {
     /// Sends the bytes and takes the next request.
@@ -64,8 +67,8 @@ pub(crate) enum Seen {
 /// The server. Dropping it closes everything.
 pub(crate) struct Peer {
     address: SocketAddr,
-    /// Without a bound: most tests read nothing of it, and a full one would hold up the answers.
-    seen: mpsc::UnboundedReceiver<Seen>,
+    /// Most tests read nothing of it, and a full one would hold up the answers.
+    seen: mpsc::Receiver<Seen>,
     _tasks: TaskGroup,
 }
 
@@ -74,7 +77,7 @@ impl Peer {
     pub(crate) async fn start(script: impl Fn(&Request) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
-        let (tell, seen) = mpsc::unbounded_channel();
+        let (tell, seen) = mpsc::channel(SEEN_MAX);
         let script = Arc::new(script);
         let mut tasks = TaskGroup::new();
         tasks.spawn("peer", OnExit::StopProcess, async move {
@@ -125,13 +128,13 @@ impl Peer {
     }
 }
 
-async fn serve<S>(mut stream: TcpStream, script: Arc<S>, tell: mpsc::UnboundedSender<Seen>)
+async fn serve<S>(mut stream: TcpStream, script: Arc<S>, tell: mpsc::Sender<Seen>)
 where
     S: Fn(&Request) -> Reply,
 {
     while let Some(request) = read_request(&mut stream).await {
         let reply = script(&request);
-        if tell.send(Seen::Request(request)).is_err() {
+        if tell.send(Seen::Request(request)).await.is_err() {
             return;
         }
         let (bytes, then) = match reply {
@@ -139,7 +142,7 @@ where
                 Some(()) => continue,
                 None => {
                     // The test may be over by now.
-                    let _ = tell.send(Seen::ClientGone);
+                    let _ = tell.send(Seen::ClientGone).await;
                     return;
                 }
             },
@@ -162,7 +165,7 @@ where
                 let end = stream.read(&mut [0; 64]).await;
                 assert!(matches!(end, Ok(0) | Err(_)), "a held client says nothing more");
                 // The test may be over by now.
-                let _ = tell.send(Seen::ClientGone);
+                let _ = tell.send(Seen::ClientGone).await;
                 return;
             }
         }

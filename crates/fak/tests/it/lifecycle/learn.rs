@@ -222,7 +222,7 @@ async fn what_kv_is_computed_with_is_kept_by_life_and_a_restart_says_what_change
 async fn ranks_of_a_part_are_asked_by_the_numbers_that_their_server_has_for_them() {
     let sim = Sim::start(SimConfig::default(), Binds::default()).await.unwrap();
     let port = address_of(&sim.kv_events_endpoint()).port();
-    let (sender, mut asked) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut asked) = tokio::sync::mpsc::channel(1);
     let script = move |request: &Request| match request.line() {
         "GET /server_info?config_format=json" => {
             let parallel = json!({
@@ -242,7 +242,7 @@ async fn ranks_of_a_part_are_asked_by_the_numbers_that_their_server_has_for_them
         "POST /v1/completions" => {
             let rank = request.header("x-data-parallel-rank").map(str::to_owned);
             // Those that come after the first.
-            let _ = sender.send(rank);
+            let _ = sender.try_send(rank);
             idle(request)
         }
         _ => idle(request),
