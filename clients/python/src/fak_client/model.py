@@ -17,6 +17,7 @@ from .words import (
     Phase,
     Rest,
     Run,
+    State,
     Tier,
     Trust,
 )
@@ -51,7 +52,7 @@ class Worker:
     models: tuple[str, ...]
     phase: Phase
     serving: bool
-    state: Trust
+    state: State
     #: A tier that the worker does not have is absent.
     tiers: Mapping[Tier, Held]
     sessions: int
@@ -70,6 +71,8 @@ class Worker:
     cached_tokens: int
     #: Whose rollout holds it.
     held_by: str | None = None
+    #: What its KV is computed with, as far as the engine tells.
+    kv_identity: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

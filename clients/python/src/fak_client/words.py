@@ -27,6 +27,8 @@ Action: TypeAlias = Literal[
 ]
 #: How far beliefs can be relied on.
 Trust: TypeAlias = Literal["exact", "degraded", "load-only"]
+#: The same of a worker; ambiguous where several engines answer at its address.
+State: TypeAlias = Literal["exact", "degraded", "load-only", "ambiguous"]
 Run: TypeAlias = Literal["active", "dormant"]
 Rest: TypeAlias = Literal["pause", "sleep"]
 
