@@ -161,10 +161,8 @@ impl Tally {
             let errors = errors.join("\n     ");
             self.failures.push(format!("fak counts {over} claims as over:\n     {errors}"));
         }
-        self.counted += over
-            + counted.claims("lost_in_flight")
-            + counted.claims("lost_to_own_action")
-            + counted.claims("lost_behind_back");
+        self.counted +=
+            over + counted.claims("lost_in_flight") + counted.claims("lost_to_own_action");
     }
 
     /// All of another's counts too.
@@ -231,9 +229,9 @@ impl fmt::Display for Tally {
         writeln!(out, "behind fak's back, and faults: {accidents}; engines that died: {died}")?;
         writeln!(
             out,
-            "claims: {} confirmed, {} under, {} above; {} explained by an event, with those above \
-             on the gpu tier alone",
-            self.confirmed, self.under, self.lost, self.explained
+            "claims: {} confirmed, {} under, {} above, of which fak counts {}; {} explained by an \
+             event, with those above on the gpu tier alone",
+            self.confirmed, self.under, self.lost, self.counted, self.explained
         )?;
         let (reused, claimed) = self.tokens;
         let unclaimed = list(&self.unclaimed);

@@ -113,8 +113,8 @@ impl Error {
 }
 
 /// An error and its causes in one line.
-fn error_chain(error: &Error) -> String {
-    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |e| e.source());
+pub(crate) fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
@@ -400,7 +400,7 @@ impl Store {
     }
 
     fn trouble_is(&self, error: Option<&Error>) {
-        let now = error.map(error_chain);
+        let now = error.map(|error| error_chain(error));
         self.trouble.send_if_modified(|trouble| {
             let is_other = *trouble != now;
             *trouble = now;

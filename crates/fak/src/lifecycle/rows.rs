@@ -8,6 +8,7 @@ use fak_kernel::{Action, Evidence, Tier, TierSet};
 use serde_json::Value;
 
 use crate::fleet::State;
+pub(super) use crate::store::error_chain;
 use crate::store::{NewIntent, Outcome, Row, Tiers};
 
 /// A row that says nothing yet but the action.
@@ -106,15 +107,4 @@ impl Ending {
 pub(super) fn told(row: &Row, what: &'static str) {
     let Row { worker, action, phase, kv, reason, .. } = row;
     tracing::info!(%worker, %action, %phase, %kv, reason, "{what}");
-}
-
-/// An error with all its causes on one line.
-pub(super) fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
