@@ -82,9 +82,9 @@ pub(super) enum News {
 impl News {
     pub(super) const WORDS: [&'static str; 4] = ["live", "late", "replay", "none"];
 
-    fn of(origin: Origin, looks: u8) -> Self {
+    fn of(origin: Origin, is_late: bool) -> Self {
         match origin {
-            Origin::Live if looks <= 1 => Self::Live,
+            Origin::Live if !is_late => Self::Live,
             Origin::Live => Self::Late,
             Origin::Replay => Self::Replay,
             Origin::None => Self::None,
@@ -92,15 +92,15 @@ impl News {
     }
 }
 
-/// Looks at a suspicion, a pause before each, until beliefs that are suspended are taken for lost.
-const LOOKS_MAX: u8 = 10;
+/// Pauses after which beliefs that are suspended are taken for lost.
+const PAUSES_MAX: u32 = 10;
 
-/// Looks until a claim that nothing explains is wrong. After the first the engine is asked what it
-/// published, which it answers within 0.1 s (vLLM 0.32.0, observed).
-const LOOKS_UNEXPLAINED: u8 = 3;
+/// Pauses after which a claim that nothing explains is wrong. After the first the engine is asked
+/// what it published, which it answers within 0.1 s (vLLM 0.32.0, observed).
+const PAUSES_UNEXPLAINED: u32 = 3;
 
-/// Suspicions that may wait; one that does not fit is not judged.
-const WAITING_MAX: usize = 1024;
+/// Suspicions that may wait, and debts; one that does not fit is not judged.
+const WAITING_MAX: usize = 256;
 
 /// One request's claim, on its way to the audit.
 #[derive(Debug)]
@@ -124,8 +124,9 @@ struct Suspicion {
     basis: Basis,
     claim: Claim,
     cached: u64,
-    due: Instant,
-    looks: u8,
+    since: Instant,
+    /// Pauses that have passed.
+    pauses: u32,
     /// Nothing is claimed of the worker until it is judged.
     is_unexplained: bool,
 }
@@ -208,16 +209,15 @@ impl Audits {
             std::cmp::Ordering::Less => {
                 // A claim above 0 has a prompt and a basis.
                 let (Some(prompt), Some(basis)) = (prompt, claim.basis) else { return };
-                let due = Instant::now() + LATE_AFTER;
-                let (looks, is_unexplained) = (0, false);
+                let (since, pauses, is_unexplained) = (Instant::now(), 0, false);
                 return self.suspect(Suspicion {
                     worker,
                     prompt,
                     basis,
                     claim,
                     cached,
-                    due,
-                    looks,
+                    since,
+                    pauses,
                     is_unexplained,
                 });
             }
@@ -258,32 +258,24 @@ impl Audits {
 impl Auditor {
     /// Judges until told to stop; what waits then is judged by what is known.
     pub async fn run(mut self, stop: Shutdown) {
-        let mut fresh: VecDeque<Suspicion> = VecDeque::new();
-        let mut waiting: VecDeque<Suspicion> = VecDeque::new();
+        let mut waiting: VecDeque<(Instant, Suspicion)> = VecDeque::new();
         let mut owing: VecDeque<Debt> = VecDeque::new();
         let mut reminders = Reminders::default();
         loop {
-            let early = fresh.front().map(|first| first.due);
-            let due = waiting.front().map(|first| first.due);
+            let due = waiting.front().map(|(due, _)| *due);
             let late = owing.front().map(|first| first.since + LATE_AFTER);
             tokio::select! {
                 () = stop.requested() => break,
                 // Each waits equally long, so they are due in the order in which they come.
-                Some(suspicion) = self.suspicions.recv(),
-                    if fresh.len() + waiting.len() < WAITING_MAX =>
-                {
-                    fresh.push_back(suspicion);
+                Some(suspicion) = self.suspicions.recv(), if waiting.len() < WAITING_MAX => {
+                    waiting.push_back((Instant::now() + LATE_AFTER, suspicion));
                 }
                 Some(debt) = self.debts.recv(), if owing.len() < WAITING_MAX => {
                     owing.push_back(debt);
                 }
-                () = at(early) => {
-                    let again = fresh.pop_front().and_then(|first| self.look_early(first));
-                    waiting.extend(again);
-                }
                 () = at(due) => {
-                    let again = waiting.pop_front().and_then(|first| self.look(first));
-                    waiting.extend(again);
+                    let again = waiting.pop_front().and_then(|(_, first)| self.look(first));
+                    waiting.extend(again.map(|again| (Instant::now() + LATE_AFTER, again)));
                 }
                 () = at(late) => {
                     if let Some(debt) = owing.pop_front() {
@@ -292,7 +284,7 @@ impl Auditor {
                 }
             }
         }
-        for suspicion in fresh.iter().chain(&waiting) {
+        for (_, suspicion) in &waiting {
             if self.desk.loss(suspicion).is_some_and(Loss::is_engines) {
                 self.desk.close(suspicion, Verdict::LostInFlight);
             } else {
@@ -301,22 +293,19 @@ impl Auditor {
         }
     }
 
-    /// Judges a suspicion that its event explains by now, or gives it back for its looks.
-    fn look_early(&self, mut suspicion: Suspicion) -> Option<Suspicion> {
-        if self.desk.judge(&suspicion) {
-            return None;
-        }
-        suspicion.due = Instant::now() + self.after;
-        Some(suspicion)
-    }
-
-    /// Judges a suspicion, or gives it back for another look.
+    /// Judges a suspicion, or gives it back for another look: nothing is claimed of its worker
+    /// until it is judged, so what explains it is looked for often.
     fn look(&self, mut suspicion: Suspicion) -> Option<Suspicion> {
-        suspicion.looks += 1;
+        let before = suspicion.pauses;
+        while suspicion.since.elapsed() >= self.after * (suspicion.pauses + 1) {
+            suspicion.pauses += 1;
+        }
         if self.desk.judge(&suspicion) {
             return None;
         }
-        suspicion.due = Instant::now() + self.after;
+        if before == 0 && suspicion.pauses > 0 {
+            self.desk.parts.doubt.missed(&suspicion.worker);
+        }
         Some(suspicion)
     }
 }
@@ -428,20 +417,15 @@ impl Desk {
 
     /// Judges a suspicion; false where that is too early.
     fn judge(&self, suspicion: &Suspicion) -> bool {
-        let looks = suspicion.looks;
+        let pauses = suspicion.pauses;
         let verdict = match self.loss(suspicion) {
             Some(loss) if loss.is_engines() => {
-                self.parts.metrics.lost(loss.cause, News::of(loss.origin, looks));
+                self.parts.metrics.lost(loss.cause, News::of(loss.origin, pauses > 1));
                 Verdict::LostInFlight
             }
             Some(Loss { cause: LossCause::OwnAction, .. }) => Verdict::LostToOwnAction,
-            _ if self.is_pending(suspicion) && looks < LOOKS_MAX => return false,
-            _ if looks < LOOKS_UNEXPLAINED => {
-                if looks == 1 {
-                    self.parts.doubt.missed(&suspicion.worker);
-                }
-                return false;
-            }
+            _ if self.is_pending(suspicion) && pauses < PAUSES_MAX => return false,
+            _ if pauses < PAUSES_UNEXPLAINED => return false,
             _ => Verdict::Over,
         };
         self.close(suspicion, verdict);

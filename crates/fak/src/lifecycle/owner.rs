@@ -246,15 +246,6 @@ impl Owner {
             self.settle().await;
         }
         self.publish();
-        if self.recovery.is_due() && self.state.is_serving() {
-            let mut recovery = std::mem::take(&mut self.recovery);
-            if let Some(to) = self.marker_target() {
-                let (index, within) = (&self.config.sink.index, self.config.settle_within);
-                recovery.advance(to, &self.ranks, index, within).await;
-            }
-            self.recovery = recovery;
-            self.publish();
-        }
     }
 
     pub(super) async fn take_in(&mut self, look: &Look) -> Result<(), store::Error> {
@@ -505,6 +496,7 @@ impl Owner {
             (Rank { number: handle.rank(), id: handle.id(), trust }, stream)
         });
         let (ranks, streams): (Vec<_>, Vec<_>) = watched.unzip();
+        self.recovery.see(&self.ranks);
         self.state.is_recovering = self.recovery.is_pending();
         let is_shown = !self.state.is_recovering && self.state.identity == Identity::Clear;
         self.state.ranks = if is_shown { ranks.into() } else { Arc::default() };

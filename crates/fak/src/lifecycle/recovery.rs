@@ -7,28 +7,18 @@
 //! at all. The ledger knows of both. Invariant: what the ledger says was given up in the engine's
 //! present life is not believed again by replay alone.
 
-use std::time::{Duration, Instant};
-
-use fak_index::Index;
 use fak_kernel::rank::Trust;
 use fak_kernel::witness::{Clear, Reason};
 use fak_kernel::{Action, Disposition, Evidence, Phase};
-use futures_util::future::join_all;
-use tokio::time::timeout;
 
-use super::marker::{self, Target};
 use crate::events::stream::Handle;
 use crate::store::{self, Filter, Row, Store};
-
-/// Pause between two tries: each costs a request of fak's own.
-const TRY_EVERY: Duration = Duration::from_secs(10);
 
 /// How far one worker's ranks are with it. The default has nothing to wait for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Recovery {
     doubt: Doubt,
     owed: u32,
-    tried: Option<Instant>,
 }
 
 impl Recovery {
@@ -39,7 +29,7 @@ impl Recovery {
             (Doubt::Cold, 0)
         });
         let (doubt, owed) = read;
-        Self { doubt, owed, tried: None }
+        Self { doubt, owed }
     }
 
     /// Clears that the engine may still owe its stream for what was done to it.
@@ -57,28 +47,11 @@ impl Recovery {
         self.doubt == Doubt::Owed
     }
 
-    /// Whether it is to be [advanced](Self::advance).
-    pub(super) fn is_due(self) -> bool {
-        self.is_pending() && self.tried.is_none_or(|tried| tried.elapsed() >= TRY_EVERY)
-    }
-
-    /// Has the engine, which has to serve, announce what it owes. Waits for it for `within`; where
-    /// the ranks' histories are not in yet, not at all.
-    pub(super) async fn advance(
-        &mut self,
-        to: Target<'_>,
-        ranks: &[Handle],
-        index: &Index,
-        within: Duration,
-    ) {
-        if ranks.iter().any(|rank| rank.status().trust != Trust::Exact) {
-            return;
-        }
-        self.tried = Some(Instant::now());
-        let drained = join_all(ranks.iter().map(|rank| drained(to, rank, index)));
-        match timeout(within, drained).await {
-            Ok(drained) if drained.iter().all(|is_in| *is_in) => self.doubt = Doubt::None,
-            _ => tracing::warn!("what an engine announced before is still in doubt"),
+    /// Takes in how the ranks' streams stand. One that is exact was tied by a marker, the store of a
+    /// request that this fak sent: what the engine owed before came with that step, or before it.
+    pub(super) fn see(&mut self, ranks: &[Handle]) {
+        if self.is_pending() && ranks.iter().all(|rank| rank.status().trust == Trust::Exact) {
+            self.doubt = Doubt::None;
         }
     }
 }
@@ -165,15 +138,6 @@ fn may_owe(row: &Row) -> bool {
 
 fn is_all_gone(row: &Row) -> bool {
     !row.tiers.0.is_empty() && row.tiers.0.iter().all(|(_, kv)| *kv == Disposition::Forgotten)
-}
-
-/// Has the engine take a step, and waits until all that it announced up to then is in: the store of
-/// a request of fak's own comes last. False where the rank's stream has ended.
-async fn drained(to: Target<'_>, rank: &Handle, index: &Index) -> bool {
-    let request = marker::Request::new(to.block_size);
-    marker::post(to, rank, &request).await;
-    let is_in = |_: &_| index.held(rank.id(), &request.key()).tokens().gpu > 0;
-    rank.wait_for(is_in).await.is_ok()
 }
 
 #[cfg(test)]
