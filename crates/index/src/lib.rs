@@ -354,14 +354,15 @@ impl Index {
         }
     }
 
-    /// Tokens of a prompt that the rank holds without a break since `mark`. A block that was taken
-    /// away and stored anew since counts for nothing: if this is less than what was held at `mark`,
-    /// an event took some of it.
+    /// What the rank holds of a prompt without a break since `mark`. A block that was taken away and
+    /// stored anew since counts for nothing: if this is less than what was held at `mark`, an event
+    /// took some of it.
     #[must_use]
-    pub fn held_since(&self, id: RankId, prompt: &Prompt<'_>, mark: Mark) -> u32 {
-        let Some(rank) = self.rank(id) else { return 0 };
-        let held = self.held_by(&read(&rank), prompt, &mut Vec::new(), mark.0);
-        held.blocks_total().saturating_mul(held.block_size)
+    pub fn held_since(&self, id: RankId, prompt: &Prompt<'_>, mark: Mark) -> Held {
+        match self.rank(id) {
+            None => Held::nothing(HeldReason::NoRank, 0),
+            Some(rank) => self.held_by(&read(&rank), prompt, &mut Vec::new(), mark.0),
+        }
     }
 
     /// Why the rank no longer holds what was claimed of a prompt at `mark`: the loss that explains

@@ -522,7 +522,8 @@ fn a_block_that_was_taken_and_stored_anew_is_not_held_without_a_break() {
     bench.store(&blocks(0..3));
     let tokens = prompt_tokens(3);
     let (held, mark) = bench.index.held_and_mark(bench.rank, &plain(&tokens));
-    let since = || bench.index.held_since(bench.rank, &plain(&tokens), mark);
+    let held_since = || bench.index.held_since(bench.rank, &plain(&tokens), mark);
+    let since = || held_since().tokens().gpu;
     assert_eq!((held.blocks.gpu, since()), (3, 3 * SIZE));
     // A further copy that comes and goes breaks nothing, nor does another block.
     bench.store(&block(1));

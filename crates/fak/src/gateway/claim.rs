@@ -9,7 +9,7 @@ use std::sync::Arc;
 use fak_index::{Held, HeldReason, Index, Mark, Prompt, RankId};
 use fak_kernel::rank::Trust;
 use fak_kernel::vocab::PerTier;
-use fak_kernel::{Belief, Tier};
+use fak_kernel::{Belief, Tier, TierSet};
 use http::HeaderValue;
 
 use super::prompt::Source;
@@ -157,8 +157,7 @@ fn claim_of_ranks(
             is_certain: is_exact && count == 1,
             may_be_held: is_exact && kv == Kv::Unknown && is_open,
         };
-        let speculates = state.speculates();
-        let tokens = if speculates { held.tokens_speculating() } else { held.tokens() };
+        let tokens = tokens(state, &held);
         let claim = Claim { kv, tokens, basis: Some(basis) };
         if kv == Kv::Warm && claim.total() == 0 { claim.withdrawn() } else { claim }
     });
@@ -166,8 +165,8 @@ fn claim_of_ranks(
     claims.min_by_key(|claim| (claim.kv != Kv::Unknown, claim.total())).unwrap_or(Claim::UNKNOWN)
 }
 
-/// A claim as it may be told at a later moment: nothing is said where it does not hold any more. A
-/// block that went and came back since does not count.
+/// A claim as it may be told at a later moment: what of it still holds. A block that went and came
+/// back since does not count.
 pub(super) fn still(
     index: &Index,
     state: &State,
@@ -176,16 +175,32 @@ pub(super) fn still(
     then: &Claim,
 ) -> Claim {
     let now = claim(index, state, prompt, asker);
-    let holds = match (then.kv, prompt, then.basis) {
-        (Kv::Unknown, ..) => true,
-        (Kv::Cold, ..) => now.kv == Kv::Cold,
-        (Kv::Warm, Some(prompt), Some(Basis { rank, mark, .. })) => {
-            let unbroken = index.held_since(rank, &prompt.key(), mark);
-            now.total() >= then.total() && unbroken >= then.total()
+    match (then.kv, prompt, then.basis) {
+        (Kv::Cold, ..) if now.kv == Kv::Cold => then.clone(),
+        (Kv::Warm, Some(prompt), Some(Basis { rank, mark, .. })) if now.kv == Kv::Warm => {
+            let unbroken = tokens(state, &index.held_since(rank, &prompt.key(), mark));
+            let tokens = common(then.tokens, common(now.tokens, unbroken));
+            let told = Claim { tokens, ..then.clone() };
+            if told.total() == 0 { then.withdrawn() } else { told }
         }
-        (Kv::Warm, ..) => false,
-    };
-    if holds { then.clone() } else { then.withdrawn() }
+        _ => then.withdrawn(),
+    }
+}
+
+/// What of a rank's blocks its engine uses, in tokens by tier.
+fn tokens(state: &State, held: &Held) -> PerTier<u32> {
+    if state.speculates() { held.tokens_speculating() } else { held.tokens() }
+}
+
+/// What two claims on one prompt have in common. A connector's run begins where the gpu's ends.
+fn common(one: PerTier<u32>, other: PerTier<u32>) -> PerTier<u32> {
+    let mut tokens = PerTier { gpu: one.gpu.min(other.gpu), ..PerTier::default() };
+    if one.gpu == other.gpu {
+        for tier in TierSet::CONNECTOR.iter() {
+            *tokens.get_mut(tier) = one.get(tier).min(other.get(tier));
+        }
+    }
+    tokens
 }
 
 fn kv(
@@ -224,6 +239,14 @@ fn is_empty(index: &Index, state: &State, rank: &crate::fleet::Rank) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_claims_have_the_run_in_common() {
+        let of = |gpu, cpu| PerTier { gpu, cpu, ..PerTier::default() };
+        assert_eq!(common(of(96, 64), of(96, 32)), of(96, 32));
+        assert_eq!(common(of(96, 64), of(64, 96)), of(64, 0), "the cpu's run begins elsewhere");
+        assert_eq!(common(of(96, 64), of(0, 160)), of(0, 0));
+    }
 
     #[test]
     fn the_header_names_the_tiers_that_hold_any() {

@@ -20,9 +20,9 @@ use super::{Effect, Head, Note, Rank};
 
 /// Ticks for which a live connection may owe what the engine has published: a second.
 const LATE_TICKS: u32 = 4;
-/// Ticks of silence after which the replay is asked: what the live connection lost shows within a
-/// second, the replay's 0.1 s included.
-const CHECK_TICKS: u32 = 3;
+/// Ticks of silence after which the replay is asked: what the live connection lost shows within
+/// 0.75 s, the replay's 0.1 s included, and within a second where the machine is busy.
+const CHECK_TICKS: u32 = 2;
 /// The most ticks between two checks, where replays fail: a minute.
 const CHECK_TICKS_MAX: u32 = 240;
 /// The most ticks between two connections that bring nothing: a minute.

@@ -165,7 +165,7 @@ fn a_dead_connection_that_waits_to_be_opened_anew_is_revived_by_events() {
 fn a_silent_stream_is_compared_with_the_replay_while_beliefs_go_on_to_count() {
     let (mut shell, mut history) = tied(true);
     history.push(batch(1, 4, &[Remove("B")]));
-    ticks(&mut shell, 2);
+    ticks(&mut shell, 1);
     assert_eq!(shell.asked, None);
     ticks(&mut shell, 1);
     assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("A B C M", Trust::Exact));
