@@ -11,8 +11,8 @@
 //!   connection never will. A stream that is silent is compared with it, since the hole shows with
 //!   the next batch only, which a dead connection does not bring.
 //!
-//! Invariant: nothing is claimed of a connection that is not tied, and of one that owes a batch for
-//! longer than that.
+//! Invariant: nothing is claimed of a connection that is not tied, of one that owes a batch for
+//! longer than that, and of one that was silent for longer than that and not compared since.
 
 use alloc::vec::Vec;
 
@@ -23,8 +23,6 @@ const LATE_TICKS: u32 = 4;
 /// Ticks of silence after which the replay is asked: what the live connection lost shows within
 /// 0.75 s, the replay's 0.1 s included, and within a second where the machine is busy.
 const CHECK_TICKS: u32 = 2;
-/// The most ticks between two checks, where replays fail: a minute.
-const CHECK_TICKS_MAX: u32 = 240;
 /// The most ticks between two connections that bring nothing: a minute.
 const REOPEN_TICKS_MAX: u32 = 240;
 
@@ -46,8 +44,10 @@ pub(super) struct Live {
     owed_for: u32,
     /// Ticks since its last batch.
     silent_for: u32,
-    /// Ticks since the last comparison with the replay.
+    /// Ticks since the last comparison with the replay was asked for.
     unchecked_for: u32,
+    /// Ticks since a batch came, or a comparison with the replay came to its end.
+    unproven_for: u32,
     is_dead: bool,
     /// Ticks until it is given up, where it is dead.
     reopens_in: u32,
@@ -90,8 +90,7 @@ impl Live {
     }
 
     fn check_is_due(&self) -> bool {
-        let wait = CHECK_TICKS << self.failed_checks.min(7);
-        self.unchecked_for >= wait.min(CHECK_TICKS_MAX)
+        self.unchecked_for >= CHECK_TICKS << self.failed_checks.min(7)
     }
 
     /// A replay was asked for.
@@ -102,7 +101,16 @@ impl Live {
 
     /// A comparison with the replay came to its end, or to nothing.
     pub(super) fn checked(&mut self, is_whole: bool) {
-        self.failed_checks = if is_whole { 0 } else { self.failed_checks.saturating_add(1) };
+        if is_whole {
+            (self.failed_checks, self.unproven_for) = (0, 0);
+        } else {
+            self.failed_checks = self.failed_checks.saturating_add(1);
+        }
+    }
+
+    /// Comparisons in a row that came to nothing.
+    pub(super) fn failed_checks(&self) -> u32 {
+        self.failed_checks
     }
 
     /// The first replay that was asked on this connection ended at `last`.
@@ -112,10 +120,12 @@ impl Live {
 }
 
 impl Rank {
-    /// Whether the live connection is shown to be the worker's, as far as markers can be sent.
+    /// Whether the live connection is shown to be the worker's, as far as markers can be sent, and
+    /// to bring what the engine publishes.
     pub(super) fn is_proven(&self) -> bool {
-        let Live { is_tied, is_dead, reopened, .. } = self.live;
-        is_tied || (!self.config.tie && !is_dead && reopened == 0)
+        let Live { is_tied, is_dead, reopened, unproven_for, .. } = self.live;
+        let is_stale = self.can_replay() && unproven_for > LATE_TICKS;
+        !is_stale && (is_tied || (!self.config.tie && !is_dead && reopened == 0))
     }
 
     /// Whether the live connection was seen to bring less than the engine publishes, or the one
@@ -159,7 +169,7 @@ impl Rank {
     /// The live connection brought a batch.
     pub(super) fn met(&mut self, head: Head, out: &mut Vec<Effect>) {
         let live = &mut self.live;
-        (live.silent_for, live.unchecked_for) = (0, 0);
+        (live.silent_for, live.unchecked_for, live.unproven_for) = (0, 0, 0);
         if live.met.is_none_or(|met| head.seq > met) {
             (live.met, live.owed_for) = (Some(head.seq), 0);
         }
@@ -225,6 +235,7 @@ impl Rank {
         let live = &mut self.live;
         live.silent_for = live.silent_for.saturating_add(1);
         live.unchecked_for = live.unchecked_for.saturating_add(1);
+        live.unproven_for = live.unproven_for.saturating_add(1);
         if live.is_dead {
             return self.reopen(out);
         }

@@ -111,7 +111,7 @@ impl Rank {
             Some(_) => {}
             None => match current.last {
                 Some(last) if head.seq <= last => return,
-                Some(last) if head.seq > last + 1 => return self.fail(out),
+                Some(last) if head.seq > last + 1 => return self.hole(out),
                 _ => {}
             },
         }
@@ -162,6 +162,13 @@ impl Rank {
         self.seek_barrier(out);
     }
 
+    /// The replay leaves batches out, which the live connection may not bring either.
+    fn hole(&mut self, out: &mut Vec<Effect>) {
+        let is_trial = self.session.as_ref().is_some_and(Session::is_trial);
+        self.incomplete |= !is_trial;
+        self.fail(out);
+    }
+
     pub(super) fn replay_failed(&mut self, session: u64, out: &mut Vec<Effect>) {
         if self.session.as_ref().is_some_and(|s| s.id == session) {
             self.fail(out);
@@ -177,6 +184,9 @@ impl Rank {
         self.live.checked(false);
         if self.incomplete {
             return self.again(&current, out);
+        }
+        if self.live.failed_checks() >= u32::from(self.config.attempts_max) {
+            self.given_up_for = Some(0);
         }
         self.take_parked(out);
         self.caught_up(out);

@@ -241,7 +241,27 @@ fn what_is_late_while_a_replay_runs_is_asked_for_after_it() {
 }
 
 #[test]
-fn replays_that_fail_are_asked_for_ever_less_often_and_cost_no_belief() {
+fn a_silent_stream_that_cannot_be_compared_claims_nothing_after_a_second() {
+    let (mut shell, mut history) = tied(true);
+    // Asked for, and not answered.
+    ticks(&mut shell, SECOND - 1);
+    assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("A B C M", Trust::Exact));
+    ticks(&mut shell, 1);
+    assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("suspended", Trust::Degraded));
+    // A late answer tells what there is, as does a batch.
+    history.push(batch(1, 4, &[Remove("B")]));
+    shell.answer(&history);
+    shell.live(&history[4]);
+    assert_eq!(shell.warm(), "A C M");
+    ticks(&mut shell, SECOND);
+    assert_eq!(shell.warm(), "suspended");
+    history.push(batch(1, 5, &[]));
+    shell.live(&history[5]);
+    assert_eq!((shell.warm().as_str(), shell.reconnects), ("A C M", 0));
+}
+
+#[test]
+fn comparisons_that_fail_are_given_up_and_cost_no_belief() {
     let (mut shell, _) = tied(true);
     let mut asked = 0;
     for _ in 0..MINUTE {
@@ -251,8 +271,23 @@ fn replays_that_fail_are_asked_for_ever_less_often_and_cost_no_belief() {
             shell.feed(Event::ReplayFailed { session });
         }
     }
-    assert!((3..10).contains(&asked), "{asked}");
-    assert_eq!((shell.warm().as_str(), shell.reconnects), ("A B C M", 0));
+    assert_eq!((asked, shell.warm().as_str(), shell.reconnects), (2, "A B C M", 0));
+    ticks(&mut shell, 2 * SECOND);
+    assert!(shell.asked.is_some(), "it is tried again after a minute");
+}
+
+/// A dead connection, and a replay that leaves out the batch with the removal.
+#[test]
+fn a_hole_in_what_a_silent_stream_is_compared_with_is_a_gap() {
+    let (mut shell, mut history) = tied(true);
+    history.push(batch(1, 5, &[]));
+    ticks(&mut shell, 2);
+    for left in ["suspended", ""] {
+        let (session, from) = shell.asked.take().expect("a comparison");
+        shell.bring(session, from, &history);
+        assert_eq!(shell.warm(), left);
+    }
+    assert!(shell.asked.is_none() && shell.notes.contains(&Note::GapNotClosed));
 }
 
 #[test]
