@@ -32,6 +32,12 @@ impl Session {
     pub(super) fn is_trial(&self) -> bool {
         self.is_trial
     }
+
+    /// Whether what it leaves out is lost for good: another one just before did so, and it is too
+    /// short for the ROUTER to have dropped any of it.
+    fn shows_losses(&self) -> bool {
+        self.attempt > 0 && self.batches <= WHOLE_MAX
+    }
 }
 
 /// Batches that a replay may bring and still be taken for whole. Up to vLLM 0.32.0 the ROUTER drops
@@ -111,10 +117,17 @@ impl Rank {
             Some(_) => {}
             None => match current.last {
                 Some(last) if head.seq <= last => return,
-                Some(last) if head.seq > last + 1 => return self.hole(out),
+                Some(last) if head.seq > last + 1 && !current.shows_losses() => {
+                    return self.hole(out);
+                }
+                Some(last) if head.seq > last + 1 => {
+                    self.gap_open = false;
+                    self.missed(out);
+                }
                 _ => {}
             },
         }
+        let Some(current) = self.session.as_mut() else { return };
         current.last = Some(head.seq);
         current.batches += 1;
         if self.contradicts(head) {
@@ -164,8 +177,7 @@ impl Rank {
 
     /// The replay leaves batches out, which the live connection may not bring either.
     fn hole(&mut self, out: &mut Vec<Effect>) {
-        let is_trial = self.session.as_ref().is_some_and(Session::is_trial);
-        self.incomplete |= !is_trial;
+        self.incomplete = true;
         self.fail(out);
     }
 
@@ -186,6 +198,9 @@ impl Rank {
             return self.again(&current, out);
         }
         if self.live.failed_checks() >= u32::from(self.config.attempts_max) {
+            if !self.linked {
+                return self.give_up(out);
+            }
             self.given_up_for = Some(0);
         }
         self.take_parked(out);
