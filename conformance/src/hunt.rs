@@ -41,7 +41,9 @@ pub struct Hunt {
     pub steps: usize,
     /// Engines behind one gateway.
     pub workers: usize,
-    /// Restarts in a thousand draws. A real engine takes half a minute for one.
+    /// Turns in a hundred in which something happens besides requests.
+    pub accidents: u32,
+    /// Restarts in a thousand of those. A real engine takes half a minute for one.
     pub restarts: u32,
     /// Whether weights change.
     pub trains: bool,
@@ -62,7 +64,8 @@ impl Hunt {
             seed,
             steps,
             workers: 2,
-            restarts: 4,
+            accidents: 22,
+            restarts: 20,
             trains: true,
             has_traffic: false,
             tells: false,
@@ -73,7 +76,7 @@ impl Hunt {
 
     /// For a real engine.
     pub fn real(seed: u64, steps: usize) -> Self {
-        let (workers, restarts) = (1, 1);
+        let (workers, restarts) = (1, 5);
         let (probe_every_ms, first_byte_ms) = (100, 500);
         let simulated = Self::simulated(seed, steps);
         Self { workers, restarts, probe_every_ms, first_byte_ms, ..simulated }

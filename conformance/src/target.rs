@@ -74,6 +74,11 @@ pub trait Target {
         None
     }
 
+    /// The salt that a completion came with, by the same; the gateway may have given it one.
+    fn salt(&self, _request: &str) -> Option<Option<String>> {
+        None
+    }
+
     /// Puts other weights where the next reload or start finds them, and a start names them by
     /// [`weight_version`]; no effect on an engine whose
     /// model is the only one there is.

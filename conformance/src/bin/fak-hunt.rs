@@ -23,6 +23,12 @@ struct Options {
     /// Runs the same choices again; without it, one is drawn and printed
     #[arg(long, env = "FAK_SEED")]
     seed: Option<u64>,
+    /// Turns in a hundred in which something happens besides requests
+    #[arg(long, default_value_t = 22, value_parser = clap::value_parser!(u32).range(0..=100))]
+    accidents: u32,
+    /// Fails where less than this share of what events told is claimed: from 0 to 1
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    told: f64,
     /// Gateways at once, on simulated engines
     #[arg(long, default_value_t = 4)]
     lanes: usize,
@@ -48,19 +54,24 @@ fn main() -> anyhow::Result<ExitCode> {
     let mut out = std::io::stdout();
     writeln!(out, "seed {seed}: FAK_SEED={seed} makes the same choices")?;
     let started = std::time::Instant::now();
+    let (tells, has_traffic, accidents) = (options.tell, options.traffic, options.accidents);
     let tally = match options.engine {
         Kind::Sim => {
             let hunt = Hunt::simulated(seed, options.steps);
-            let hunt = Hunt { tells: options.tell, has_traffic: options.traffic, ..hunt };
+            let hunt = Hunt { tells, has_traffic, accidents, ..hunt };
             hunt.run(&binary, options.lanes, simulated)?
         }
         Kind::Vllm => {
             let keeps = if options.keep_tier { Profile::KeepTier } else { Profile::Offload };
             let hunt = Hunt::real(seed, options.steps);
-            let hunt = Hunt { tells: options.tell, has_traffic: options.traffic, ..hunt };
+            let hunt = Hunt { tells, has_traffic, accidents, ..hunt };
             hunt.run(&binary, 1, |_| (Vllm::default(), keeps))?
         }
     };
     writeln!(out, "{tally}, {} s", started.elapsed().as_secs())?;
+    if tally.told_ratio() < options.told {
+        writeln!(out, "FAIL less than {} of what was told is claimed", options.told)?;
+        return Ok(ExitCode::FAILURE);
+    }
     Ok(if tally.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -8,7 +8,7 @@ use anyhow::Context;
 use tokio::time::{Duration, Instant, timeout};
 
 use super::lane::{Lane, Prey};
-use super::oracle::{Claimed, ON_THE_WIRE};
+use super::oracle::{Claimed, ON_THE_WIRE, Published};
 use super::tally::Heard;
 use crate::client::Call;
 use crate::fak::{Ask, DEADLINE, Told};
@@ -36,7 +36,7 @@ pub(super) struct Suspicion {
 #[derive(Debug)]
 pub(super) struct UnderWay {
     /// Each with what events had told of its prompt, by engine.
-    calls: Vec<(Ask, Call, Vec<u64>)>,
+    calls: Vec<(Ask, Call, Vec<Published>)>,
     /// How often each engine's blocks had been put in doubt.
     doubts: Vec<u64>,
     sent: SystemTime,
@@ -62,7 +62,7 @@ impl<T: Target> Lane<T> {
             let ask = Ask { id: Some(id), ..self.draw.ask() };
             let is_salted = self.is_salted(&ask);
             let told = |prey: &Prey<T>| match prey.is_deaf {
-                true => 0,
+                true => Published::default(),
                 false => prey.oracle.told(&ask, is_salted),
             };
             let told = self.prey.iter().map(told).collect();
@@ -93,7 +93,8 @@ impl<T: Target> Lane<T> {
             let told = Told::read(&answer.context("a request hangs")?)?;
             self.judge(&ask, &told, heard, &weights);
             if let Some(number) = self.prey.iter().position(|prey| prey.id == told.worker) {
-                let missed = self.tally.told(&told, published[number], &last);
+                let published = self.prey[number].reusable(&ask, &published[number]);
+                let missed = self.tally.told(&told, published, &last);
                 if missed > 0 && self.hunt.tells {
                     let worker = self.fak.worker(&told.worker).await?;
                     let (cached, claims) = (told.cached, &told.claims);
@@ -178,11 +179,11 @@ impl<T: Target> Lane<T> {
         let prey = &mut self.prey[number.context("no engine has that name")?];
         let on_the_wire = sent.checked_sub(ON_THE_WIRE).unwrap_or(*sent);
         let lost = prey.engine.faults().map(|faults| faults.lost()).unwrap_or_default();
-        if prey.began >= on_the_wire || lost.iter().any(|lost| *lost >= on_the_wire) {
+        if prey.began >= on_the_wire {
             return Ok(true);
         }
         prey.listen()?;
         let claim = Claimed { ask, tokens: told.claimed(), is_salted };
-        prey.oracle.has_lost(&prey.endpoints.replay, claim, *sent).await
+        prey.oracle.has_lost(&prey.endpoints.replay, claim, *sent, &lost).await
     }
 }

@@ -23,8 +23,8 @@ const STEM_BLOCKS: u32 = 12;
 /// Ways to go on from a stem.
 const BRANCHES: u32 = 4;
 
-/// Kills of fak in a thousand draws.
-const KILLS: u32 = 3;
+/// Kills of fak in a thousand accidents.
+const KILLS: u32 = 15;
 
 /// Sessions in use.
 const SESSIONS: u32 = 8;
@@ -97,6 +97,7 @@ impl Action {
 #[derive(Debug)]
 pub(super) struct Draw {
     pub(super) rng: Rng,
+    accidents: u32,
     restarts: u32,
     trains: bool,
     has_faults: bool,
@@ -104,11 +105,21 @@ pub(super) struct Draw {
 
 impl Draw {
     pub(super) fn new(hunt: &Hunt, has_faults: bool) -> Self {
-        let Hunt { seed, restarts, trains, .. } = *hunt;
-        Self { rng: Rng::with_seed(seed), restarts, trains, has_faults }
+        let Hunt { seed, accidents, restarts, trains, .. } = *hunt;
+        Self { rng: Rng::with_seed(seed), accidents, restarts, trains, has_faults }
     }
 
     pub(super) fn turn(&mut self) -> Turn {
+        if self.rng.u32(0..100) < self.accidents {
+            return self.accident();
+        }
+        match self.rng.u32(0..11) {
+            0 => Turn::Burst(self.rng.usize(2..6)),
+            _ => Turn::Ask,
+        }
+    }
+
+    fn accident(&mut self) -> Turn {
         let under_way = self.rng.usize(0..4);
         if self.rng.u32(0..1_000) < self.restarts {
             return Turn::Restart;
@@ -116,18 +127,17 @@ impl Draw {
         if self.rng.u32(0..1_000) < KILLS {
             return Turn::Kill;
         }
-        match self.rng.u32(0..100) {
+        match self.rng.u32(0..21) {
             0..=5 => Turn::Act(under_way),
             6..=9 => Turn::Behind(under_way),
             10 => Turn::Collide,
-            11 if self.has_faults => Turn::Batches,
-            12 if self.has_faults => Turn::Hold,
-            13 if self.has_faults => Turn::Route,
-            24 if self.has_faults => Turn::Unseen,
-            25..=27 if self.has_faults => Turn::Deaf,
-            14..=20 => Turn::Burst(self.rng.usize(2..6)),
-            21..=22 => Turn::Rollout(under_way),
-            23 if self.trains => Turn::Weights(under_way),
+            11..=12 => Turn::Rollout(under_way),
+            13 if self.trains => Turn::Weights(under_way),
+            14 if self.has_faults => Turn::Batches,
+            15 if self.has_faults => Turn::Hold,
+            16 if self.has_faults => Turn::Route,
+            17 if self.has_faults => Turn::Unseen,
+            18..=20 if self.has_faults => Turn::Deaf,
             _ => Turn::Ask,
         }
     }

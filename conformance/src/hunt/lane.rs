@@ -10,7 +10,7 @@ use fak_sim::{Reused, RouteFault};
 
 use super::claims::{Suspicion, UnderWay};
 use super::draw::{Action, Draw, Turn};
-use super::oracle::{Oracle, UNHEARD};
+use super::oracle::{Oracle, Published, UNHEARD};
 use super::{Hunt, Tally};
 use crate::client::{Call, Client};
 use crate::events::Subscriber;
@@ -98,6 +98,14 @@ impl<T: Target> Prey<T> {
     pub(super) fn doubt(&mut self) {
         self.oracle.doubt();
         self.is_unsettled = true;
+    }
+
+    /// What events had told of a request's prompt, as far as the engine's gpu had it, where anything
+    /// tells.
+    pub(super) fn reusable(&self, ask: &Ask, published: &Published) -> u64 {
+        let salt = ask.id.as_deref().and_then(|id| self.engine.salt(id));
+        let told = published.under(salt.as_ref().map(Option::as_deref));
+        self.reused(ask).map_or(told, |reused| told.min(reused.gpu as u64))
     }
 
     /// Where the cached tokens of a request came from, where anything tells.

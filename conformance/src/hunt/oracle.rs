@@ -34,6 +34,21 @@ pub(super) struct Claimed<'a> {
     pub(super) is_salted: bool,
 }
 
+/// Tokens of a prompt that events told, by what its first block may have been hashed with.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Published(HashMap<String, u64>);
+
+impl Published {
+    /// Where the request came with that salt, if anything tells; the most of them else.
+    pub(super) fn under(&self, salt: Option<Option<&str>>) -> u64 {
+        match salt {
+            Some(salt) => self.0.get(&salt.map(extra).unwrap_or_default()).copied(),
+            None => self.0.values().max().copied(),
+        }
+        .unwrap_or(0)
+    }
+}
+
 /// One life of one engine, as its events tell it.
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
@@ -132,13 +147,15 @@ impl Oracle {
 
     /// Tokens of a prompt that events told to be on the gpu, those of its last token's block left
     /// out, which the engine always computes.
-    pub(super) fn told(&self, ask: &Ask, is_salted: bool) -> u64 {
+    pub(super) fn told(&self, ask: &Ask, is_salted: bool) -> Published {
         let usable = ask.prompt.len().saturating_sub(1) / BLOCK_SIZE;
-        let held = |chain: Vec<Hash>| {
-            chain.iter().take(usable).take_while(|hash| self.held.contains(*hash)).count()
+        let held = |extra: &str| {
+            let chain = self.chain_under(&ask.prompt, extra);
+            let run = chain.iter().take(usable).take_while(|hash| self.held.contains(*hash));
+            (run.count() * BLOCK_SIZE) as u64
         };
-        let most = self.chains(ask, is_salted).into_iter().map(held).max();
-        (most.unwrap_or(0) * BLOCK_SIZE) as u64
+        let extras = self.extras(ask, is_salted).into_iter();
+        Published(extras.map(|extra| (extra.clone(), held(&extra))).collect())
     }
 
     /// The names of the blocks that `prompt` begins with, as far as they were ever told, where the
@@ -160,12 +177,15 @@ impl Oracle {
     /// The blocks that a prompt begins with, by what its first block may have been hashed with: a
     /// salt of the gateway's own is known to nobody else.
     fn chains(&self, ask: &Ask, is_salted: bool) -> Vec<Vec<Hash>> {
+        let extras = self.extras(ask, is_salted).into_iter();
+        extras.map(|extra| self.chain_under(&ask.prompt, &extra)).collect()
+    }
+
+    /// What the first block of a prompt may have been hashed with.
+    fn extras(&self, ask: &Ask, is_salted: bool) -> HashSet<String> {
+        let firsts = self.names.keys().filter(|(parent, ..)| is_salted && parent.is_none());
         let own = ask.salt.as_deref().map(extra).unwrap_or_default();
-        let extras = self.names.keys().filter(|(parent, ..)| parent.is_none());
-        let others: HashSet<_> = extras.map(|(_, _, extra)| extra.as_str()).collect();
-        let others = others.into_iter().filter(|extra| is_salted && *extra != own);
-        let extras = std::iter::once(own.as_str()).chain(others);
-        extras.map(|extra| self.chain_under(&ask.prompt, extra)).collect()
+        firsts.map(|(_, _, extra)| extra.clone()).chain([own]).collect()
     }
 
     /// The blocks that a claim may be of.
@@ -176,12 +196,14 @@ impl Oracle {
     }
 
     /// Whether an event that takes away some of the first `claimed` tokens of a prompt was put on
-    /// the wire just before `since`, or later.
+    /// the wire just before `since`, or later; or whether it may be in a batch that was `lost`, which
+    /// the next batch alone shows.
     pub(super) async fn has_lost(
         &mut self,
         endpoint: &str,
         claim: Claimed<'_>,
         since: SystemTime,
+        lost: &[SystemTime],
     ) -> anyhow::Result<bool> {
         let batches = replay(endpoint, &[]).await?.batches;
         // What never came live has taught nothing yet.
@@ -192,14 +214,29 @@ impl Oracle {
         (self.held, self.doubted) = before;
         let chain = self.claimed_blocks(claim)?;
         for batch in &batches {
-            let explains_for = if self.came_live(batch) { ON_THE_WIRE } else { UNHEARD };
-            if self.when(batch)? + explains_for >= since
+            if self.explains_until(batch)? >= since
                 && batch.events()?.iter().any(|event| takes(event, &chain))
             {
                 return Ok(true);
             }
         }
+        for lost in lost {
+            let mut next = None;
+            for batch in &batches {
+                let is_later = batch.published()? > *lost;
+                next = next.or(is_later.then(|| self.explains_until(batch)).transpose()?);
+            }
+            if next.is_none_or(|until| until >= since) {
+                return Ok(true);
+            }
+        }
         Ok(false)
+    }
+
+    /// How long fak may have known nothing of a batch.
+    fn explains_until(&self, batch: &Batch) -> anyhow::Result<SystemTime> {
+        let explains_for = if self.came_live(batch) { ON_THE_WIRE } else { UNHEARD };
+        Ok(self.when(batch)? + explains_for)
     }
 
     /// What the engine told of the blocks that `prompt` begins with, to be read by people.

@@ -63,6 +63,10 @@ impl Target for Simulated {
         self.sim.as_ref()?.reused(&format!("cmpl-{request}-0"))
     }
 
+    fn salt(&self, request: &str) -> Option<Option<String>> {
+        self.sim.as_ref()?.salt(&format!("cmpl-{request}-0"))
+    }
+
     fn put_weights(&mut self, version: u64) {
         if let Some(sim) = &mut self.sim {
             sim.set_checkpoint(version);

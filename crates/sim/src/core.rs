@@ -88,7 +88,7 @@ pub struct Engine {
     counters: Counters,
     gauges: Gauges,
     /// The latest requests by their external ids, oldest first.
-    reused: VecDeque<(String, Reused)>,
+    taken: VecDeque<Taken>,
 }
 
 /// What a step did.
@@ -146,7 +146,7 @@ impl Engine {
             checkpoint,
             counters: Counters::default(),
             gauges: Gauges::default(),
-            reused: VecDeque::new(),
+            taken: VecDeque::new(),
             config,
         }
     }
@@ -305,13 +305,30 @@ impl Engine {
     /// scheduled, or too many requests ago.
     #[must_use]
     pub fn reused(&self, external_id: &str) -> Option<Reused> {
-        let found = self.reused.iter().rev().find(|(id, _)| id == external_id);
-        found.map(|(_, reused)| *reused)
+        self.taken(external_id).map(|taken| taken.reused)
+    }
+
+    /// The salt that such a request was sent with.
+    #[must_use]
+    pub fn salt(&self, external_id: &str) -> Option<Option<String>> {
+        self.taken(external_id).map(|taken| taken.salt.clone())
+    }
+
+    fn taken(&self, external_id: &str) -> Option<&Taken> {
+        self.taken.iter().rev().find(|taken| taken.external_id == external_id)
     }
 }
 
-/// Requests whose [`Reused`] is remembered.
-const REUSED_MAX: usize = 1024;
+/// Requests whose [`Taken`] is remembered.
+const TAKEN_MAX: usize = 1024;
+
+/// What a request was sent with, and took from caches.
+#[derive(Debug)]
+struct Taken {
+    external_id: String,
+    salt: Option<String>,
+    reused: Reused,
+}
 
 /// Room of the shared store; far more than any test fills.
 const REMOTE_CHUNKS: usize = 1 << 20;

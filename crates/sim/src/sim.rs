@@ -307,6 +307,12 @@ impl Sim {
         self.life.ranks.iter().find_map(|rank| rank.lock().engine.reused(external_id))
     }
 
+    /// The salt of such a request.
+    #[must_use]
+    pub fn salt(&self, external_id: &str) -> Option<Option<String>> {
+        self.life.ranks.iter().find_map(|rank| rank.lock().engine.salt(external_id))
+    }
+
     /// Salt and adapter of a request, by the names that the request would use.
     #[must_use]
     pub fn identity(&self, model: &str, salt: Option<&str>) -> Identity {

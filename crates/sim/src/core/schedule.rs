@@ -9,7 +9,7 @@ use super::events::{Event, GroupKind, Medium, Stored};
 use super::hash::BlockHash;
 use super::pool::BlockId;
 use super::request::{CachedTokens, Output, Request, RequestId, Reused, Status};
-use super::{Engine, REUSED_MAX, Step, control::Pause, model};
+use super::{Engine, Step, TAKEN_MAX, Taken, control::Pause, model};
 
 /// A device hit: leading blocks that every group holds, and the groups' tables.
 #[derive(Debug, Default)]
@@ -316,18 +316,20 @@ impl Engine {
     /// For [`Engine::reused`]; of a preempted request's later lookups only what was stale counts.
     fn remember(&mut self, request: &Request, found: (usize, usize, usize), stale: usize) {
         let (gpu, part, loaded) = found;
-        let id = &request.ask.external_id;
+        let external_id = request.ask.external_id.clone();
         if request.preemptions > 0 {
-            let known = self.reused.iter_mut().rev().find(|(known, _)| known == id);
-            known.into_iter().for_each(|(_, reused)| reused.stale += stale);
+            let known = self.taken.iter_mut().rev().find(|taken| taken.external_id == external_id);
+            known.into_iter().for_each(|taken| taken.reused.stale += stale);
             return;
         }
         let is_host = self.tiers.is_host(part);
         let (cpu, remote) = if is_host { (loaded, 0) } else { (0, loaded) };
-        if self.reused.len() == REUSED_MAX {
-            self.reused.pop_front();
+        if self.taken.len() == TAKEN_MAX {
+            self.taken.pop_front();
         }
-        self.reused.push_back((id.clone(), Reused { gpu, cpu, remote, stale }));
+        let (salt, reused) =
+            (request.ask.identity.salt.clone(), Reused { gpu, cpu, remote, stale });
+        self.taken.push_back(Taken { external_id, salt, reused });
     }
 
     /// Gives a request blocks for `end` tokens, after those out of the window are let go.
