@@ -100,8 +100,8 @@ impl<T: Target> Prey<T> {
         self.is_unsettled = true;
     }
 
-    /// What events had told of a request's prompt, as far as the engine's gpu had it, where anything
-    /// tells.
+    /// What events had told of a request's prompt, as far as the engine's gpu had it, where
+    /// anything tells.
     pub(super) fn reusable(&self, ask: &Ask, published: &Published) -> u64 {
         let salt = ask.id.as_deref().and_then(|id| self.engine.salt(id));
         let told = published.under(salt.as_ref().map(Option::as_deref));

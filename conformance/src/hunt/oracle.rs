@@ -196,8 +196,8 @@ impl Oracle {
     }
 
     /// Whether an event that takes away some of the first `claimed` tokens of a prompt was put on
-    /// the wire just before `since`, or later; or whether it may be in a batch that was `lost`, which
-    /// the next batch alone shows.
+    /// the wire just before `since`, or later; or whether it may be in a batch that was `lost`,
+    /// which the next batch alone shows.
     pub(super) async fn has_lost(
         &mut self,
         endpoint: &str,

@@ -354,9 +354,9 @@ impl Index {
         }
     }
 
-    /// What the rank holds of a prompt without a break since `mark`. A block that was taken away and
-    /// stored anew since counts for nothing: if this is less than what was held at `mark`, an event
-    /// took some of it.
+    /// What the rank holds of a prompt without a break since `mark`. A block that was taken away
+    /// and stored anew since counts for nothing: if this is less than what was held at `mark`, an
+    /// event took some of it.
     #[must_use]
     pub fn held_since(&self, id: RankId, prompt: &Prompt<'_>, mark: Mark) -> Held {
         match self.rank(id) {

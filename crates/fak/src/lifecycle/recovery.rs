@@ -47,8 +47,8 @@ impl Recovery {
         self.doubt == Doubt::Owed
     }
 
-    /// Takes in how the ranks' streams stand. One that is exact was tied by a marker, the store of a
-    /// request that this fak sent: what the engine owed before came with that step, or before it.
+    /// Takes in how the ranks' streams stand. One that is exact was tied by a marker, the store of
+    /// a request that this fak sent: what the engine owed before came with that step, or earlier.
     pub(super) fn see(&mut self, ranks: &[Handle]) {
         if self.is_pending() && ranks.iter().all(|rank| rank.status().trust == Trust::Exact) {
             self.doubt = Doubt::None;
