@@ -129,17 +129,14 @@ impl Fence {
 
     /// What `clears` clear events do to each tier, and how far fak's own actions account for them.
     pub(super) fn explain(&mut self, clears: u32) -> Clears {
-        let gone = Some(Belief::Gone);
         if clears == 0 {
-            let fate = PerTier { gpu: gone, ..PerTier::all(None) };
-            return Clears { fate, foreign: 0, ambiguous: 0 };
+            return Clears { fate: PerTier::all(None), foreign: 0, ambiguous: 0 };
         }
         let owed = self.owed.clears.saturating_sub(self.owed.seen);
-        let settled = self.is_open() && !self.drains_next;
         // Those that come while nothing is owed are not of an action that begins later.
-        let counts = !settled && self.owed.clears > 0;
+        let counts = self.owed.clears > 0;
         self.owed.seen = if counts { self.owed.seen.saturating_add(clears) } else { 0 };
-        let extra = clears.saturating_sub(owed);
+        let (gone, extra) = (Some(Belief::Gone), clears.saturating_sub(owed));
         if extra == 0 {
             let fate = PerTier { gpu: gone, ..self.owed.fate };
             return Clears { fate, foreign: 0, ambiguous: 0 };

@@ -208,6 +208,7 @@ fn what_a_replay_brings_at_the_start_is_believed_once_it_is_whole() {
     assert_eq!(shell.warm(), "suspended");
     let (session, from) = shell.asked.take().expect("a replay from the start");
     assert_eq!(from, 0);
+    assert_eq!(shell.marker, None, "the shell can send none");
     shell.bring(session, 0, &abc());
     assert_eq!(shell.warm(), "suspended");
     shell.feed(Event::ReplayEnd { session });
@@ -250,6 +251,68 @@ fn a_repeated_batch_is_no_restart() {
     assert_eq!(shell.warm(), "A B C");
 }
 
+/// One that is too old to be remembered is taken for another life's.
+#[test]
+fn a_batch_is_remembered_until_as_many_came_after_it_as_are_kept() {
+    let last = RECENT as u64 + 7;
+    for (age, expected) in [(RECENT as u64 - 1, "A"), (RECENT as u64, "")] {
+        let mut shell = Shell::new(false);
+        (0..last).for_each(|seq| shell.live(&batch(1, seq, &[])));
+        shell.live(&batch(1, last, &[Store("A")]));
+        shell.live(&batch(1, last - age, &[]));
+        assert_eq!((shell.warm().as_str(), shell.notes.is_empty()), (expected, expected == "A"));
+    }
+}
+
+#[test]
+fn a_late_batch_is_dropped_with_what_it_may_have_taken_and_is_no_restart() {
+    let mut shell = Shell::new(false);
+    shell.live(&batch(1, 100, &[Store("A")]));
+    shell.live(&batch(1, 102, &[Store("B")]));
+    shell.live(&batch(1, 101, &[Store("L")]));
+    assert_eq!(shell.warm(), "");
+    assert_eq!(shell.rank.cursor(), Some(102));
+    assert!(!shell.notes.contains(&Note::NewLife), "{:?}", shell.notes);
+    shell.live(&batch(1, 103, &[Store("C")]));
+    assert_eq!(shell.warm(), "C");
+}
+
+#[test]
+fn a_batch_older_than_a_late_one_can_be_is_of_another_life() {
+    let mut shell = Shell::new(false);
+    (0..=RECENT as u64).for_each(|seq| shell.live(&batch(1, seq, &[])));
+    shell.live(&batch(2, 0, &[Store("Z")]));
+    assert_eq!((shell.warm().as_str(), shell.notes.contains(&Note::NewLife)), ("Z", true));
+}
+
+#[test]
+fn two_batches_of_one_number_on_one_connection_are_of_two_lives() {
+    let mut shell = Shell::started(&abc());
+    let parked = batch(1, 3, &[Store("D")]);
+    shell.live(&parked);
+    shell.live(&parked);
+    assert!(!shell.notes.contains(&Note::NewLife), "the same batch again");
+    shell.live(&batch(2, 3, &[Store("Z")]));
+    assert!(shell.notes.contains(&Note::NewLife));
+    assert_eq!(shell.warm(), "suspended");
+}
+
+#[test]
+fn a_batch_that_an_earlier_connection_brought_shows_nothing_of_a_later_one() {
+    let mut history = abc();
+    let mut shell = Shell::started(&history);
+    history.push(batch(1, 3, &[Store("D")]));
+    shell.live(&history[3]);
+    shell.feed(Event::Disconnected);
+    shell.feed(Event::Connected);
+    shell.answer_all(&history);
+    assert_eq!(shell.warm(), "A B C D");
+    // The next number, and another life's: the connection is still the old life's, for all that is
+    // known.
+    shell.live(&batch(2, 4, &[Store("Z")]));
+    assert_eq!(shell.warm(), "suspended");
+}
+
 #[test]
 fn a_gap_suspends_until_replay_closes_it() {
     let mut history = abc();
@@ -281,9 +344,10 @@ fn what_nobody_missed_is_asked_for_where_a_replay_can_tell() {
     shell.live(&history[2].clone());
     history.push(batch(1, 3, &[Remove("B"), Store("D")]));
     shell.feed(Event::CatchUp);
+    shell.feed(Event::CatchUp);
     assert_eq!(shell.warm(), "suspended", "until it is known");
-    shell.answer_all(&history);
-    assert_eq!(shell.warm(), "A C D");
+    shell.answer(&history);
+    assert_eq!((shell.warm().as_str(), shell.asked), ("A C D", None));
     shell.feed(Event::CatchUp);
     shell.answer_all(&history);
     assert_eq!(shell.warm(), "A C D", "nothing was missing");
@@ -292,6 +356,42 @@ fn what_nobody_missed_is_asked_for_where_a_replay_can_tell() {
     without.live(&batch(1, 0, &[Store("A")]));
     without.feed(Event::CatchUp);
     assert_eq!(without.warm(), "A");
+}
+
+#[test]
+fn a_replay_that_was_asked_for_before_something_was_missed_counts_for_nothing() {
+    let mut history = abc();
+    let mut shell = Shell::started(&history);
+    shell.live(&history[2]);
+    shell.feed(Event::Late);
+    let (earlier, from) = shell.asked.take().expect("asked");
+    history.push(batch(1, 3, &[Remove("A")]));
+    shell.feed(Event::CatchUp);
+    shell.bring(earlier, from, &history[..3]);
+    shell.feed(Event::ReplayEnd { session: earlier });
+    assert_eq!(shell.warm(), "suspended");
+    shell.answer(&history);
+    assert_eq!(shell.warm(), "B C");
+}
+
+#[test]
+fn a_message_that_is_no_batch_is_a_hole() {
+    let mut without = Shell::new(false);
+    without.live(&batch(1, 0, &[Store("A")]));
+    without.feed(Event::NoBatch);
+    assert_eq!(without.warm(), "");
+    // It may have been any number of batches.
+    without.live(&batch(1, 4, &[Store("B")]));
+    assert_eq!((without.warm().as_str(), &without.notes[..]), ("B", &[Note::GapNotClosed][..]));
+
+    let mut history = abc();
+    let mut shell = Shell::started(&history);
+    shell.live(&history[2]);
+    shell.feed(Event::NoBatch);
+    assert_eq!(shell.warm(), "suspended");
+    history.push(batch(1, 3, &[Remove("A")]));
+    shell.answer_all(&history);
+    assert_eq!(shell.warm(), "B C");
 }
 
 #[test]
@@ -355,6 +455,42 @@ fn a_replay_with_a_hole_does_not_count() {
     assert_eq!(shell.warm(), "suspended");
     shell.answer_all(&history);
     assert_eq!(shell.warm(), "A B C");
+}
+
+#[test]
+fn a_replay_that_repeats_a_batch_is_whole() {
+    let history = abc();
+    let mut shell = Shell::new(true);
+    let (session, _) = shell.asked.take().expect("asked");
+    let brought = [0, 1, 0, 2].map(|seq: usize| history[seq].clone());
+    shell.bring(session, 0, &brought);
+    shell.feed(Event::ReplayEnd { session });
+    assert_eq!((shell.warm().as_str(), shell.asked), ("A B C", None));
+}
+
+#[test]
+fn a_replay_that_begins_before_the_batch_that_has_to_match_does_not_count() {
+    let history = abc();
+    let mut shell = Shell::started(&history);
+    shell.feed(Event::Disconnected);
+    shell.feed(Event::Connected);
+    let (session, from) = shell.asked.take().expect("asked");
+    assert_eq!(from, 2);
+    shell.bring(session, 1, &history[..2]);
+    shell.feed(Event::ReplayEnd { session });
+    assert_eq!(shell.warm(), "suspended");
+    shell.answer(&history);
+    assert_eq!(shell.warm(), "A B C");
+}
+
+#[test]
+fn a_replay_of_up_to_500_batches_is_whole() {
+    for (count, is_whole) in [(500, true), (501, false)] {
+        let history: Vec<_> = (0..count).map(|seq| batch(1, seq, &[])).collect();
+        let mut shell = Shell::new(true);
+        shell.answer(&history);
+        assert_eq!(shell.asked.is_none(), is_whole, "{count}");
+    }
 }
 
 #[test]
@@ -469,6 +605,38 @@ fn a_clear_that_comes_with_the_first_request_after_the_wake_belongs_to_the_actio
 }
 
 #[test]
+fn a_clear_takes_what_its_own_batch_stored_before_it() {
+    let mut history = abc();
+    let mut shell = Shell::started(&history);
+    shell.live(&history[2]);
+    shell.reset();
+    shell.answer_all(&history);
+    history.push(batch(1, 3, &[Store("X"), Clear, Store("N")]));
+    shell.live(&history[3]);
+    assert_eq!(shell.warm(), "N");
+}
+
+#[test]
+fn a_batch_is_taken_with_what_its_clears_do_and_whether_they_are_faks_own() {
+    let take = |shell: &mut Shell, batch: &Batch| {
+        let effects = shell.rank.step(Event::Live(batch.head));
+        let taken = |effect: &Effect| match effect {
+            Effect::Take(take) => Some((take.clear, take.explained)),
+            _ => None,
+        };
+        effects.iter().find_map(taken).expect("it is taken")
+    };
+    let gone = PerTier { gpu: Some(Belief::Gone), ..PerTier::all(None) };
+    let unknown = PerTier { gpu: Some(Belief::Gone), ..PerTier::all(Some(Belief::Unknown)) };
+    let mut shell = Shell::new(false);
+    assert_eq!(take(&mut shell, &batch(1, 0, &[])), (PerTier::all(None), true));
+    assert_eq!(take(&mut shell, &batch(1, 1, &[Clear])), (unknown, false), "somebody's");
+    shell.reset();
+    assert_eq!(take(&mut shell, &batch(1, 2, &[Clear])), (gone, true), "fak's own");
+    assert_eq!(take(&mut shell, &batch(1, 3, &[Clear])), (unknown, false), "perhaps fak's own");
+}
+
+#[test]
 fn a_wake_between_the_sleep_and_its_clear_does_not_disown_the_clear() {
     let mut history = [batch(1, 0, &[Store("A"), StoreCpu("A")])].to_vec();
     let mut shell = Shell::started(&history);
@@ -562,8 +730,77 @@ fn a_busy_engine_is_asked_for_a_marker() {
         history.push(batch(1, seq, &[Store("T")]));
         shell.answer(&history);
     }
+    assert_eq!(history.len(), 3 + 4, "after so many replays");
     assert!(shell.marker.is_some());
     assert!(!shell.rank.is_settled());
+    // A quiet moment may come before the marker does.
+    shell.feed(Event::Tick);
+    shell.answer(&history);
+    assert!(shell.rank.is_settled());
+}
+
+#[test]
+fn an_engine_whose_replay_fails_is_asked_for_a_marker() {
+    let history = abc();
+    let mut shell = Shell::started(&history);
+    shell.live(&history[2]);
+    shell.reset();
+    let (session, _) = shell.asked.take().expect("asked");
+    shell.feed(Event::ReplayFailed { session });
+    assert_eq!((shell.asked, shell.marker.is_some()), (None, true));
+}
+
+#[test]
+fn a_replay_that_was_asked_for_before_the_outcome_is_no_quiet_look() {
+    let history = abc();
+    let mut shell = Shell::started(&history);
+    shell.live(&history[2]);
+    shell.feed(Event::Late);
+    let asked = shell.asked;
+    assert!(asked.is_some());
+    shell.reset();
+    assert_eq!(shell.asked, asked, "it runs on");
+    shell.answer(&history);
+    shell.answer(&history);
+    assert!(!shell.rank.is_settled());
+    shell.answer(&history);
+    assert!(shell.rank.is_settled());
+}
+
+#[test]
+fn a_quiet_look_at_another_life_counts_for_nothing() {
+    let mut shell = Shell::started(&abc());
+    shell.reset();
+    shell.answer(&abc());
+    let other: Vec<_> = (0..3).map(|seq| batch(2, seq, &[Store("Z")])).collect();
+    let (session, from) = shell.asked.take().expect("asked");
+    shell.bring(session, from, &other);
+    assert!(shell.notes.contains(&Note::NewLife));
+    shell.answer(&other);
+    assert!(!shell.rank.is_settled());
+    shell.answer(&other);
+    assert!(shell.rank.is_settled());
+}
+
+#[test]
+fn an_action_on_a_worker_that_is_not_connected_asks_for_nothing_until_it_is() {
+    let mut shell = Shell::started(&abc());
+    shell.feed(Event::Disconnected);
+    shell.reset();
+    shell.feed(Event::Tick);
+    assert_eq!((shell.asked, shell.marker), (None, None));
+    shell.feed(Event::Connected);
+    assert!(shell.asked.is_some());
+}
+
+#[test]
+fn a_replay_that_runs_is_not_asked_for_anew_with_every_tick() {
+    let mut shell = Shell::started(&abc());
+    shell.reset();
+    let asked = shell.asked;
+    assert!(asked.is_some());
+    (0..3).for_each(|_| shell.feed(Event::Tick));
+    assert_eq!(shell.asked, asked);
 }
 
 #[test]
@@ -596,11 +833,47 @@ fn a_clear_taken_for_that_of_a_refused_reset_was_somebody_elses() {
     let mut shell = Shell::new(false);
     shell.live(&batch(1, 0, &[Store("A"), StoreCpu("A")]));
     shell.feed(Event::Intent { tiers: TierSet::GPU, clear: Some(local_reset()) });
+    assert!(!shell.rank.is_contested());
     shell.live(&batch(1, 1, &[Clear]));
-    assert_eq!(shell.warm(), "suspended");
+    assert_eq!((shell.warm().as_str(), shell.rank.is_contested()), ("suspended", true));
     let kv = PerTier { gpu: Disposition::Unknown, ..local_reset() };
     shell.feed(Event::Outcome { kv, clears: false });
-    assert_eq!(shell.warm(), "");
+    assert_eq!((shell.warm().as_str(), shell.rank.is_contested()), ("", false));
+}
+
+#[test]
+fn of_two_clears_for_two_resets_one_was_somebody_elses_where_one_reset_was_refused() {
+    let mut shell = Shell::new(false);
+    shell.reset();
+    shell.feed(Event::Intent { tiers: TierSet::GPU, clear: Some(local_reset()) });
+    shell.live(&batch(1, 0, &[Clear, Clear]));
+    let kv = PerTier { gpu: Disposition::Unknown, ..local_reset() };
+    shell.feed(Event::Outcome { kv, clears: false });
+    assert!(shell.notes.contains(&Note::ClearAmbiguous { clears: 1 }), "{:?}", shell.notes);
+}
+
+#[test]
+fn a_doubt_closes_the_fence_and_one_that_leaves_all_preserved_does_not() {
+    let mut shell = Shell::new(false);
+    shell.live(&batch(1, 0, &[Store("A")]));
+    shell.feed(Event::Distrust { kv: all(Disposition::Preserved) });
+    assert_eq!((shell.warm().as_str(), shell.rank.is_settled()), ("A", true));
+    shell.feed(Event::Distrust { kv: all(Disposition::Unknown) });
+    assert_eq!((shell.warm().as_str(), shell.rank.is_settled()), ("", false));
+    let mut marked = batch(1, 1, &[]);
+    marked.head.marker = shell.marker;
+    shell.live(&marked);
+    assert!(shell.rank.is_settled());
+}
+
+#[test]
+fn a_doubt_during_an_action_waits_for_the_actions_outcome() {
+    let mut shell = Shell::new(false);
+    shell.feed(Event::Intent { tiers: TierSet::GPU, clear: Some(local_reset()) });
+    shell.feed(Event::Distrust { kv: all(Disposition::Unknown) });
+    assert_eq!((shell.marker, shell.rank.is_settled()), (None, false));
+    shell.feed(Event::Outcome { kv: local_reset(), clears: true });
+    assert!(shell.marker.is_some());
 }
 
 #[test]

@@ -30,6 +30,7 @@ fn tied(replay: bool) -> (Shell, Vec<Batch>) {
         shell.answer_all(&history);
     }
     assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("A B C M", Trust::Exact));
+    assert_eq!(shell.notes, [Note::Tied]);
     (shell, history)
 }
 
@@ -70,14 +71,16 @@ fn nothing_is_claimed_of_a_connection_before_a_marker_came_back_on_it() {
 
 #[test]
 fn a_marker_of_an_earlier_connection_ties_no_later_one() {
-    let mut shell = Shell::tying(true);
-    let first = marked(&shell, 0, &[Store("A")]);
-    shell.answer_all(&[]);
-    shell.feed(Event::Disconnected);
-    shell.feed(Event::Connected);
-    shell.live(&first);
-    shell.answer_all(std::slice::from_ref(&first));
-    assert_eq!(shell.warm(), "suspended");
+    for replay in [true, false] {
+        let mut shell = Shell::tying(replay);
+        let first = marked(&shell, 0, &[Store("A")]);
+        shell.answer_all(&[]);
+        shell.feed(Event::Disconnected);
+        shell.feed(Event::Connected);
+        shell.live(&first);
+        shell.answer_all(std::slice::from_ref(&first));
+        assert_eq!(shell.warm(), "suspended");
+    }
 }
 
 #[test]
@@ -94,11 +97,52 @@ fn a_marker_that_only_a_replay_brings_shows_that_the_live_connection_is_dead() {
     assert_eq!((shell.reconnects, shell.rank.is_dead()), (1, true));
     shell.feed(Event::Connected);
     shell.answer(&history);
-    assert_eq!(shell.warm(), "suspended");
-    history.push(marked(&shell, 4, &[]));
+    history.push(batch(1, 4, &[]));
     shell.live(&history[4]);
     shell.answer_all(&history);
+    assert_eq!((shell.warm().as_str(), shell.rank.is_dead()), ("suspended", true));
+    history.push(marked(&shell, 5, &[]));
+    shell.live(&history[5]);
+    shell.answer_all(&history);
     assert_eq!((shell.warm().as_str(), shell.rank.is_dead()), ("A B C M", false));
+}
+
+#[test]
+fn where_no_marker_can_be_sent_a_batch_shows_that_a_connection_after_a_dead_one_lives() {
+    let mut history = abc();
+    let mut shell = Shell::started(&history);
+    shell.live(&history[2]);
+    history.push(batch(1, 3, &[Store("D")]));
+    shell.feed(Event::Late);
+    shell.answer(&history);
+    ticks(&mut shell, SECOND);
+    assert_eq!((shell.reconnects, shell.rank.is_dead()), (1, true));
+    shell.feed(Event::Connected);
+    shell.answer_all(&history);
+    assert_eq!((shell.warm().as_str(), shell.rank.is_dead()), ("suspended", true));
+    history.push(batch(1, 4, &[]));
+    shell.live(&history[4]);
+    shell.answer_all(&history);
+    assert_eq!((shell.warm().as_str(), shell.rank.is_dead()), ("A B C D", false));
+}
+
+#[test]
+fn another_life_on_a_connection_that_did_not_end_is_tied_and_followed_anew() {
+    let (mut shell, _) = tied(true);
+    let mut history = [batch(2, 0, &[Store("Z")])].to_vec();
+    shell.live(&history[0]);
+    shell.answer_all(&history);
+    assert_eq!(shell.warm(), "suspended");
+    history.push(Batch { head: Head { seq: 1, ..marked(&shell, 1, &[]).head }, says: [].into() });
+    shell.live(&history[1]);
+    shell.answer_all(&history);
+    assert_eq!(shell.warm(), "Z");
+    // Its numbers are below those of the life before, and it owes them all the same.
+    history.push(batch(2, 2, &[Store("Y")]));
+    shell.feed(Event::Late);
+    shell.answer(&history);
+    ticks(&mut shell, SECOND);
+    assert_eq!((shell.reconnects, shell.warm().as_str()), (1, "suspended"));
 }
 
 #[test]
@@ -199,6 +243,57 @@ fn a_live_connection_that_owes_what_replay_brought_for_a_second_is_given_up() {
 }
 
 #[test]
+fn a_connection_that_owes_a_batch_is_given_up_though_it_brings_others() {
+    // What it brought last, again and again; or what comes before that one, once.
+    for (brings, owed) in [(&[3; SECOND][..], 4), (&[4], 5)] {
+        let (mut shell, mut history) = tied(true);
+        history.extend((4..=owed).map(|seq| batch(1, seq, &[])));
+        shell.feed(Event::Late);
+        shell.answer(&history);
+        for tick in 0..SECOND {
+            if let Some(seq) = brings.get(tick) {
+                shell.live(&history[*seq]);
+            }
+            ticks(&mut shell, 1);
+        }
+        assert_eq!(shell.reconnects, 1, "{owed}");
+    }
+}
+
+#[test]
+fn a_connection_that_brought_what_it_owed_or_a_later_batch_owes_nothing() {
+    for (owed, brings) in [(5, &[4, 5][..]), (4, &[5])] {
+        let (mut shell, mut history) = tied(true);
+        history.extend((4..=owed).map(|seq| batch(1, seq, &[])));
+        shell.feed(Event::Late);
+        shell.answer(&history);
+        history.extend((owed + 1..=5).map(|seq| batch(1, seq, &[])));
+        brings.iter().for_each(|seq| shell.live(&history[*seq]));
+        for _ in 0..2 * SECOND {
+            ticks(&mut shell, 1);
+            shell.answer_all(&history);
+        }
+        assert_eq!(shell.reconnects, 0, "{owed}");
+    }
+}
+
+/// From at once up to a minute, in ticks beside the second in which it owes.
+#[test]
+fn connections_that_bring_nothing_are_opened_anew_ever_less_often() {
+    let mut shell = Shell::tying(false);
+    for wait in [0, 4, 8, 16, 32, 64, 128, MINUTE, MINUTE, MINUTE, MINUTE] {
+        let id = shell.rank.wanted_marker().expect("a marker");
+        shell.feed(Event::Marked { id });
+        let reconnects = shell.reconnects;
+        ticks(&mut shell, SECOND + wait - 1);
+        assert_eq!(shell.reconnects, reconnects, "{wait}");
+        ticks(&mut shell, 1);
+        assert_eq!(shell.reconnects, reconnects + 1, "{wait}");
+        shell.feed(Event::Connected);
+    }
+}
+
+#[test]
 fn a_live_connection_that_is_a_little_late_is_kept() {
     let (mut shell, mut history) = tied(true);
     for seq in 4..40 {
@@ -223,6 +318,18 @@ fn a_live_connection_far_behind_the_replay_is_no_other_life() {
     ticks(&mut shell, 2);
     assert_eq!((shell.reconnects, shell.warm().as_str()), (0, "A B C D M"));
     assert!(!shell.notes.contains(&Note::NewLife));
+}
+
+#[test]
+fn batches_that_the_live_connection_is_still_to_bring_are_remembered_up_to_a_bound() {
+    for (count, is_new_life) in [(AHEAD as u64, false), (AHEAD as u64 + 1, true)] {
+        let (mut shell, mut history) = tied(true);
+        history.extend((4..4 + count).map(|seq| batch(1, seq, &[])));
+        shell.feed(Event::Late);
+        shell.answer_all(&history);
+        shell.live(&history[4]);
+        assert_eq!(shell.notes.contains(&Note::NewLife), is_new_life, "{count}");
+    }
 }
 
 #[test]
@@ -306,13 +413,45 @@ fn without_replay_a_marker_that_is_answered_and_does_not_come_shows_a_dead_conne
 }
 
 #[test]
+fn without_replay_what_was_missed_is_told_by_a_marker() {
+    let (mut shell, _) = tied(false);
+    ticks(&mut shell, 1);
+    shell.feed(Event::CatchUp);
+    assert!(shell.rank.wanted_marker().is_some());
+}
+
+#[test]
 fn a_blind_rank_claims_nothing_until_a_marker_came_back() {
     let (mut shell, mut history) = tied(true);
     shell.feed(Event::Blind);
     assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("suspended", Trust::Degraded));
+    let id = shell.rank.wanted_marker();
+    shell.feed(Event::Blind);
+    assert_eq!((shell.rank.wanted_marker(), shell.reconnects), (id, 0), "it is asked for");
     history.push(marked(&shell, 4, &[]));
     shell.live(&history[4]);
     assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("A B C M", Trust::Exact));
+}
+
+#[test]
+fn a_batch_right_after_a_markers_answer_does_not_show_that_the_marker_is_lost() {
+    let (mut shell, _) = tied(false);
+    shell.feed(Event::Blind);
+    let id = shell.rank.wanted_marker().expect("a marker");
+    shell.feed(Event::Marked { id });
+    shell.live(&batch(1, 4, &[]));
+    assert_eq!(shell.rank.wanted_marker(), Some(id));
+}
+
+#[test]
+fn one_marker_ties_the_connection_and_opens_the_fence() {
+    let (mut shell, _) = tied(false);
+    shell.reset();
+    shell.feed(Event::Blind);
+    shell.live(&marked(&shell, 4, &[Clear]));
+    shell.live(&batch(1, 5, &[Store("N")]));
+    assert_eq!((shell.warm().as_str(), shell.rank.is_settled()), ("N", true));
+    assert_eq!(shell.rank.wanted_marker(), None);
 }
 
 #[test]
@@ -321,10 +460,11 @@ fn a_replay_that_was_given_up_is_tried_again_after_a_minute() {
     history.push(batch(1, 4, &[Store("D")]));
     history.push(batch(1, 5, &[Store("E")]));
     shell.live(&history[5]);
-    while let Some((session, _)) = shell.asked.take() {
+    for _ in 0..2 {
+        let (session, _) = shell.asked.take().expect("as many attempts as are allowed");
         shell.feed(Event::ReplayFailed { session });
     }
-    assert_eq!(shell.warm(), "E");
+    assert_eq!((shell.warm().as_str(), shell.asked), ("E", None));
     ticks(&mut shell, MINUTE - 1);
     assert_eq!(shell.asked, None);
     ticks(&mut shell, 1);
@@ -340,6 +480,60 @@ fn a_replay_that_was_given_up_is_tried_again_after_a_minute() {
     shell.live(&history[8]);
     shell.answer_all(&history);
     assert_eq!(shell.warm(), "F H", "a gap is closed by replay again");
+}
+
+/// Also where a replay's end would have decided about the fence.
+#[test]
+fn nothing_waits_for_the_trial_of_a_replay_that_was_given_up() {
+    let (mut shell, mut history) = tied(true);
+    shell.reset();
+    shell.answer(&history);
+    for _ in 0..2 {
+        let (session, _) = shell.asked.take().expect("the second look");
+        shell.feed(Event::ReplayFailed { session });
+        ticks(&mut shell, 1);
+    }
+    assert_eq!((shell.asked, shell.rank.is_settled()), (None, false));
+    ticks(&mut shell, MINUTE);
+    assert!(shell.asked.is_some(), "the trial");
+    history.push(marked(&shell, 4, &[Clear]));
+    shell.live(&history[4]);
+    shell.live(&batch(1, 5, &[Store("N")]));
+    assert_eq!((shell.warm().as_str(), shell.rank.is_settled()), ("N", true));
+}
+
+#[test]
+fn what_waited_for_a_replay_that_was_given_up_counts_from_its_last_gap_on() {
+    for (second, expected) in [(6, "E F"), (7, "F")] {
+        let (mut shell, _) = tied(true);
+        shell.live(&batch(1, 5, &[Store("E")]));
+        shell.live(&batch(1, second, &[Store("F")]));
+        while let Some((session, _)) = shell.asked.take() {
+            shell.feed(Event::ReplayFailed { session });
+        }
+        assert_eq!((shell.warm().as_str(), shell.rank.cursor()), (expected, Some(second)));
+    }
+}
+
+#[test]
+fn what_waited_behind_the_end_of_a_replay_is_taken_if_it_comes_next() {
+    let (mut shell, mut history) = tied(true);
+    history.push(batch(1, 4, &[Store("D")]));
+    history.push(batch(1, 5, &[Store("E")]));
+    let next = batch(1, 6, &[Store("F")]);
+    shell.live(&history[5]);
+    shell.live(&next);
+    shell.answer(&history);
+    assert_eq!((shell.warm().as_str(), shell.asked), ("A B C D E F M", None));
+    // Of these the replay does not bring the first: it ended before that one was published.
+    history.push(next);
+    let late = [batch(1, 7, &[Remove("A")]), batch(1, 8, &[Store("H")])];
+    shell.live(&late[1]);
+    shell.answer(&history);
+    assert_eq!((shell.warm().as_str(), shell.asked.is_some()), ("suspended", true));
+    history.extend(late);
+    shell.answer(&history);
+    assert_eq!((shell.warm().as_str(), shell.asked), ("B C D E F H M", None));
 }
 
 #[test]
@@ -423,13 +617,61 @@ fn an_own_clear_that_comes_behind_a_gap_or_a_restart_of_fak_is_nobody_elses() {
     shell.reset();
     shell.live(&batch(1, 9, &[Clear]));
     assert_eq!(unexplained(&shell), []);
+    assert!(shell.notes.contains(&Note::ClearAmbiguous { clears: 1 }));
 
     let mut anew = Shell::new(false);
     anew.feed(Event::MayOwe);
+    anew.feed(Event::Disconnected);
+    anew.feed(Event::Connected);
     anew.live(&batch(1, 9, &[Clear]));
     assert_eq!(unexplained(&anew), []);
     anew.live(&batch(1, 10, &[Clear]));
     assert_eq!(unexplained(&anew), [1]);
+}
+
+/// What an earlier fak left owed may be in the history, and may come later.
+#[test]
+fn a_clear_that_history_brings_does_not_use_up_one_that_may_be_owed() {
+    let mut history = [batch(1, 0, &[Clear]), batch(1, 1, &[Store("A")])].to_vec();
+    let mut shell = Shell::new(true);
+    shell.feed(Event::MayOwe);
+    shell.answer_all(&history);
+    shell.live(&history[1]);
+    history.push(batch(1, 2, &[Clear]));
+    shell.live(&history[2]);
+    assert_eq!(unexplained(&shell), []);
+    history.push(batch(1, 3, &[Clear]));
+    shell.live(&history[3]);
+    assert_eq!(unexplained(&shell), [1]);
+}
+
+#[test]
+fn a_clear_that_a_later_replay_brings_uses_up_one_that_may_be_owed() {
+    let mut history = abc();
+    let mut shell = Shell::started(&history);
+    shell.feed(Event::MayOwe);
+    history.push(batch(1, 3, &[Clear]));
+    shell.feed(Event::CatchUp);
+    shell.answer_all(&history);
+    assert_eq!(unexplained(&shell), []);
+    shell.live(&history[3]);
+    history.push(batch(1, 4, &[Clear]));
+    shell.live(&history[4]);
+    assert_eq!(unexplained(&shell), [1]);
+}
+
+#[test]
+fn no_action_of_faks_explains_a_clear_of_a_new_process() {
+    let mut shell = Shell::new(true);
+    shell.feed(Event::MayOwe);
+    shell.feed(Event::NewIncarnation);
+    shell.feed(Event::Connected);
+    let mut history = [batch(2, 0, &[])].to_vec();
+    shell.answer_all(&history);
+    shell.live(&history[0]);
+    history.push(batch(2, 1, &[Clear]));
+    shell.live(&history[1]);
+    assert_eq!(unexplained(&shell), [1]);
 }
 
 #[test]
