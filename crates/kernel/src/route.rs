@@ -120,7 +120,7 @@ pub fn route(
     let is_any_sound = candidates.iter().filter(serves).any(|c| !c.is_failing);
     let can = |c: &Candidate| c.is_serving && !(is_any_sound && c.is_failing);
     let able = || candidates.iter().enumerate().filter(|(_, c)| can(c));
-    let fleet = Fleet::of(able().map(|(_, c)| c))?;
+    let fleet = Fleet::of(able().map(|(_, c)| c));
     if fleet.workers == 1 {
         return able().next().map(|(chosen, _)| Decision { chosen, reason: Reason::Only });
     }
@@ -131,7 +131,7 @@ pub fn route(
     };
     let score =
         |c: &Candidate| worth(c).0 - i64::from(policy.load_weight) * fleet.relative(c.load) / ONE;
-    // One of them has no more than the mean of the others, so the fit are never none.
+    // One of them has no more than the mean of the others, so none is fit only where none can.
     let (chosen, best) = fit().max_by_key(|(index, c)| (score(c), tie(seed, *index)))?;
     let (matched, is_proven) = worth(best);
     let longest = able().map(|(_, c)| worth(c).0).max().unwrap_or(0);
@@ -161,11 +161,10 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// `None` where none can.
-    fn of<'a>(able: impl Iterator<Item = &'a Candidate>) -> Option<Self> {
+    fn of<'a>(able: impl Iterator<Item = &'a Candidate>) -> Self {
         let (workers, load) =
             able.fold((0, 0), |(workers, load), c| (workers + 1, load + u64::from(c.load)));
-        (workers > 0).then_some(Self { workers, load })
+        Self { workers, load }
     }
 
     /// A load relative to the fleet's mean, with the slack on top: 0 idle, below 1 usual, the

@@ -80,8 +80,9 @@ fn every_reason_has_its_case() {
     assert_eq!(chosen(1000, &[worker(0, 1000), worker(0, 0)]), (0, Reason::Prefix));
     let soon = Candidate { predicted: 800, ..worker(0, 100) };
     assert_eq!(chosen(1000, &[worker(0, 0), soon]), (1, Reason::Predicted));
-    // 32 tokens are no match.
-    assert_eq!(chosen(33, &[worker(1, 32), worker(0, 0)]), (1, Reason::Load));
+    // 63 tokens are no match.
+    assert_eq!(chosen(65, &[worker(1, 63), worker(0, 0)]), (1, Reason::Load));
+    assert_eq!(chosen(65, &[worker(1, 64), worker(0, 0)]), (0, Reason::Prefix));
 }
 
 /// Two workers, the loads of an idle one and of one with everything: the mean of both is half of
@@ -99,6 +100,21 @@ fn of_two_workers_one_can_have_too_much_to_do() {
     let choice = route(&Request { prompt_tokens: 4000 }, &three, &Policy::default(), 7);
     let choice = choice.expect("all serve");
     assert_eq!((choice.chosen != 0, choice.reason), (true, Reason::Overload));
+}
+
+#[test]
+fn a_sessions_own_worker_is_worth_more_of_a_wait_the_longer_its_prompt_is() {
+    let bound = Candidate { is_bound: true, ..worker(4, 0) };
+    assert_eq!(chosen(4000, &[bound, worker(0, 0)]), (0, Reason::Session));
+    assert_eq!(chosen(425, &[bound, worker(0, 0)]), (1, Reason::Overload));
+}
+
+/// Against the outputs of SplitMix64 as its author published it, from the state 0.
+#[test]
+fn ties_are_settled_at_random() {
+    let outputs = [0xE220_A839_7B1D_CDAF, 0x6E78_9E6A_A1B9_65F4, 0x06C4_5D18_8009_454F];
+    assert_eq!([tie(0, 1), tie(0, 2), tie(0, 3)], outputs);
+    assert_eq!(tie(0x9E37_79B9_7F4A_7C15, 1), 0, "seed and candidate cancel out");
 }
 
 /// Plays sessions that are all bound to one worker of `workers`, so many requests at a time; the
