@@ -93,7 +93,10 @@ impl<T: Target> Lane<T> {
             let told = Told::read(&answer.context("a request hangs")?)?;
             self.judge(&ask, &told, heard, &weights);
             if let Some(number) = self.prey.iter().position(|prey| prey.id == told.worker) {
-                let published = self.prey[number].reusable(&ask, &published[number]);
+                // What was taken away meanwhile is heard first.
+                self.prey[number].listen()?;
+                let is_salted = self.is_salted(&ask);
+                let published = self.prey[number].reusable(&ask, &published[number], is_salted);
                 let missed = self.tally.told(&told, published, &last);
                 if missed > 0 && self.hunt.tells {
                     let worker = self.fak.worker(&told.worker).await?;
@@ -102,14 +105,8 @@ impl<T: Target> Lane<T> {
                         "told and not claimed: {missed} of {cached:?}, {last}, {claims:?}: {worker}"
                     ))?;
                 }
-                let is_salted = self.is_salted(&ask);
-                if let (Some(cached), true) = (told.cached, told.is_finished) {
-                    let prey = &mut self.prey[number];
-                    // What was taken away meanwhile is heard first.
-                    prey.listen()?;
-                    if !is_salted {
-                        prey.oracle.used(&ask, cached, doubts[number]);
-                    }
+                if let (Some(cached), true, false) = (told.cached, told.is_finished, is_salted) {
+                    self.prey[number].oracle.used(&ask, cached, doubts[number]);
                 }
             }
             let over = told.cached.is_some_and(|cached| told.claimed() > cached);

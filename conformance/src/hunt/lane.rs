@@ -100,11 +100,12 @@ impl<T: Target> Prey<T> {
         self.is_unsettled = true;
     }
 
-    /// What events had told of a request's prompt, as far as the engine's gpu had it, where
-    /// anything tells.
-    pub(super) fn reusable(&self, ask: &Ask, published: &Published) -> u64 {
+    /// What events had told of a request's prompt when it was sent and tell now that it is
+    /// answered, as far as the engine's gpu had it, where anything tells.
+    pub(super) fn reusable(&self, ask: &Ask, then: &Published, is_salted: bool) -> u64 {
         let salt = ask.id.as_deref().and_then(|id| self.engine.salt(id));
-        let told = published.under(salt.as_ref().map(Option::as_deref));
+        let told = |told: &Published| told.under(salt.as_ref().map(Option::as_deref));
+        let told = told(then).min(told(&self.oracle.told(ask, is_salted)));
         self.reused(ask).map_or(told, |reused| told.min(reused.gpu as u64))
     }
 
