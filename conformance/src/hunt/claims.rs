@@ -8,7 +8,8 @@ use anyhow::Context;
 use tokio::time::{Duration, Instant, timeout};
 
 use super::lane::{Lane, Prey};
-use super::oracle::{Claimed, ON_THE_WIRE, Published};
+use super::oracle;
+use super::oracle::{Claimed, ON_THE_WIRE};
 use super::tally::Heard;
 use crate::client::Call;
 use crate::fak::{Ask, DEADLINE, Told};
@@ -36,7 +37,7 @@ pub(super) struct Suspicion {
 #[derive(Debug)]
 pub(super) struct UnderWay {
     /// Each with what events had told of its prompt, by engine.
-    calls: Vec<(Ask, Call, Vec<Published>)>,
+    calls: Vec<(Ask, Call, Vec<oracle::Told>)>,
     /// How often each engine's blocks had been put in doubt.
     doubts: Vec<u64>,
     sent: SystemTime,
@@ -62,7 +63,7 @@ impl<T: Target> Lane<T> {
             let ask = Ask { id: Some(id), ..self.draw.ask() };
             let is_salted = self.is_salted(&ask);
             let told = |prey: &Prey<T>| match prey.is_deaf {
-                true => Published::default(),
+                true => oracle::Told::default(),
                 false => prey.oracle.told(&ask, is_salted),
             };
             let told = self.prey.iter().map(told).collect();
@@ -96,7 +97,7 @@ impl<T: Target> Lane<T> {
                 // What was taken away meanwhile is heard first.
                 self.prey[number].listen()?;
                 let is_salted = self.is_salted(&ask);
-                let published = self.prey[number].reusable(&ask, &published[number], is_salted);
+                let published = self.prey[number].reusable(&ask, &published[number]);
                 let missed = self.tally.told(&told, published, &last);
                 if missed > 0 && self.hunt.tells {
                     let worker = self.fak.worker(&told.worker).await?;

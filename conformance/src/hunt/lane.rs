@@ -10,7 +10,7 @@ use fak_sim::{Reused, RouteFault};
 
 use super::claims::{Suspicion, UnderWay};
 use super::draw::{Action, Draw, Turn};
-use super::oracle::{Oracle, Published, UNHEARD};
+use super::oracle::{Oracle, Told, UNHEARD};
 use super::{Hunt, Tally};
 use crate::client::{Call, Client};
 use crate::events::Subscriber;
@@ -100,12 +100,11 @@ impl<T: Target> Prey<T> {
         self.is_unsettled = true;
     }
 
-    /// What events had told of a request's prompt when it was sent and tell now that it is
-    /// answered, as far as the engine's gpu had it, where anything tells.
-    pub(super) fn reusable(&self, ask: &Ask, then: &Published, is_salted: bool) -> u64 {
+    /// Tokens that events had told of a request's prompt when it was sent and that were not taken
+    /// away until it was answered, as far as the engine's gpu had them, where anything tells.
+    pub(super) fn reusable(&self, ask: &Ask, told: &Told) -> u64 {
         let salt = ask.id.as_deref().and_then(|id| self.engine.salt(id));
-        let told = |told: &Published| told.under(salt.as_ref().map(Option::as_deref));
-        let told = told(then).min(told(&self.oracle.told(ask, is_salted)));
+        let told = self.oracle.still_told(told, salt.as_ref().map(Option::as_deref));
         self.reused(ask).map_or(told, |reused| told.min(reused.gpu as u64))
     }
 

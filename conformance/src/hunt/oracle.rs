@@ -34,20 +34,9 @@ pub(super) struct Claimed<'a> {
     pub(super) is_salted: bool,
 }
 
-/// Tokens of a prompt that events told, by what its first block may have been hashed with.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Published(HashMap<String, u64>);
-
-impl Published {
-    /// Where the request came with that salt, if anything tells; the most of them else.
-    pub(super) fn under(&self, salt: Option<Option<&str>>) -> u64 {
-        match salt {
-            Some(salt) => self.0.get(&salt.map(extra).unwrap_or_default()).copied(),
-            None => self.0.values().max().copied(),
-        }
-        .unwrap_or(0)
-    }
-}
+/// Blocks of a prompt that events told to be on the gpu, each with its store's number, by what the
+/// first one may have been hashed with.
+pub(super) type Told = HashMap<String, Vec<(Hash, u64)>>;
 
 /// One life of one engine, as its events tell it.
 #[derive(Debug, Default)]
@@ -55,8 +44,10 @@ pub(super) struct Oracle {
     /// Batches of the live socket that were taken in.
     taken: usize,
     names: HashMap<Content, Hash>,
-    /// Blocks that are there, once however many copies there are: a hit may be announced again.
-    held: HashSet<Hash>,
+    /// Blocks that are there, once however many copies there are, since a hit may be announced
+    /// again. Each with the number of the store that brought it.
+    held: HashMap<Hash, u64>,
+    stores: u64,
     /// Blocks that may be there: what was done since leaves it open, until the engine tells of them
     /// again or uses them.
     doubted: HashSet<Hash>,
@@ -81,7 +72,7 @@ impl Oracle {
 
     /// Something was done after which nobody can say what is there.
     pub(super) fn doubt(&mut self) {
-        self.doubted.extend(self.held.drain());
+        self.doubted.extend(self.held.drain().map(|(hash, _)| hash));
         self.doubts += 1;
     }
 
@@ -102,7 +93,7 @@ impl Oracle {
         let shown: Vec<_> = shown.collect();
         for hash in shown {
             self.doubted.remove(&hash);
-            self.held.insert(hash);
+            self.hold(hash);
         }
     }
 
@@ -140,22 +131,36 @@ impl Oracle {
                 self.names.insert((parent, tokens.to_vec(), extra), hash.clone());
             }
             self.doubted.remove(&hash);
-            self.held.insert(hash.clone());
+            self.hold(hash.clone());
             parent = Some(hash);
         }
     }
 
-    /// Tokens of a prompt that events told to be on the gpu, those of its last token's block left
-    /// out, which the engine always computes.
-    pub(super) fn told(&self, ask: &Ask, is_salted: bool) -> Published {
+    fn hold(&mut self, hash: Hash) {
+        self.stores += 1;
+        self.held.entry(hash).or_insert(self.stores);
+    }
+
+    /// What events told of a prompt, the block of its last token left out, which the engine always
+    /// computes.
+    pub(super) fn told(&self, ask: &Ask, is_salted: bool) -> Told {
         let usable = ask.prompt.len().saturating_sub(1) / BLOCK_SIZE;
         let held = |extra: &str| {
-            let chain = self.chain_under(&ask.prompt, extra);
-            let run = chain.iter().take(usable).take_while(|hash| self.held.contains(*hash));
-            (run.count() * BLOCK_SIZE) as u64
+            let chain = self.chain_under(&ask.prompt, extra).into_iter().take(usable);
+            chain.map_while(|hash| Some((hash.clone(), *self.held.get(&hash)?))).collect()
         };
         let extras = self.extras(ask, is_salted).into_iter();
-        Published(extras.map(|extra| (extra.clone(), held(&extra))).collect())
+        extras.map(|extra| (extra.clone(), held(&extra))).collect()
+    }
+
+    /// Tokens of what was told that are there without a break since, of a request that came with
+    /// that salt; the most of them where nothing tells the salt.
+    pub(super) fn still_told(&self, told: &Told, salt: Option<Option<&str>>) -> u64 {
+        let salt = salt.map(|salt| salt.map(extra).unwrap_or_default());
+        let chains = told.iter().filter(|(extra, _)| salt.as_ref().is_none_or(|s| s == *extra));
+        let is_held = |(hash, store): &&(Hash, u64)| self.held.get(hash) == Some(store);
+        let held = chains.map(|(_, chain)| chain.iter().take_while(is_held).count());
+        (held.max().unwrap_or(0) * BLOCK_SIZE) as u64
     }
 
     /// The names of the blocks that `prompt` begins with, as far as they were ever told, where the
