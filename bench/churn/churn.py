@@ -4,7 +4,7 @@
 Each phase sends the same 16 conversations through the router, 4 at once, and counts answers, hangs and
 errors, and the prompt tokens that the engines prefilled again. Control calls go straight to the engines,
 behind the router's back, as an operator's or a trainer's would. Exits with 1 if any request hung or
-failed. Only what vLLM and OpenAI's API offer is used, so that any router can be put in.
+failed, or if a phase after the wake left one of the engines out. Only what vLLM and OpenAI's API offer is used, so that any router can be put in.
 """
 
 import argparse
@@ -40,6 +40,12 @@ def counter(engines: list[str], name: str) -> float:
     return total
 
 
+def shares(options: argparse.Namespace, before: list[float]) -> list[float]:
+    """Answers that each engine gave since."""
+    now = [counter([engine], "vllm:request_success_total") for engine in options.engines]
+    return [after - then for after, then in zip(now, before, strict=True)]
+
+
 def ask(options: argparse.Namespace, number: int) -> str:
     """Sends one conversation; says how it went in a word or two."""
     system = f"You are agent number {number % 4} of the fleet. " + "Follow the rules of the house. " * 24
@@ -55,8 +61,10 @@ def ask(options: argparse.Namespace, number: int) -> str:
         return "hung" if "timed out" in str(error) else type(error).__name__
 
 
-def phase(options: argparse.Namespace, name: str) -> bool:
-    """One round of all conversations; whether every one was answered."""
+def phase(options: argparse.Namespace, name: str, by_all: bool = False) -> bool:
+    """One round of all conversations; whether every one was answered, and, where it is to be so, by
+    all engines."""
+    before = shares(options, [0.0] * len(options.engines))
     prompt = counter(options.engines, "vllm:prompt_tokens_total")
     hits = counter(options.engines, "vllm:prefix_cache_hits_total")
     started = time.monotonic()
@@ -65,13 +73,15 @@ def phase(options: argparse.Namespace, name: str) -> bool:
     seconds = time.monotonic() - started
     prompt = counter(options.engines, "vllm:prompt_tokens_total") - prompt
     hits = counter(options.engines, "vllm:prefix_cache_hits_total") - hits
+    answered = shares(options, before)
+    by = " + ".join(f"{count:.0f}" for count in answered)
     counts = ", ".join(f"{ends.count(end)} {end}" for end in sorted(set(ends)))
     print(
-        f"{name:30s} {counts:24s} prompt {prompt:6.0f}  prefilled again {prompt - hits:6.0f}"
+        f"{name:24s} {counts:12s} by {by:8s} prompt {prompt:6.0f}  prefilled again {prompt - hits:6.0f}"
         f"  {seconds:5.1f} s",
         flush=True,
     )
-    return set(ends) == {"ok"}
+    return set(ends) == {"ok"} and (all(answered) or not by_all)
 
 
 def churn(options: argparse.Namespace) -> bool:
@@ -89,7 +99,7 @@ def churn(options: argparse.Namespace) -> bool:
     whole += [phase(options, name) for name in ("while A sleeps", "while A sleeps, again")]
     control(first, "/wake_up")
     time.sleep(SETTLE_SECONDS)
-    whole += [phase(options, name) for name in ("after A woke", "warm")]
+    whole += [phase(options, name, by_all=True) for name in ("after A woke", "warm")]
     return all(whole)
 
 
