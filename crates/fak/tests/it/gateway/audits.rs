@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fak_index::{EngineHash, Extra, GroupKind, Loss, Origin, RankId, RankOptions, Store};
+use fak_index::{EngineHash, Extra, GroupKind, Loss, Origin, RankId, RankOptions, Remove, Store};
 use fak_kernel::rank::Trust;
 use fak_kernel::{Belief, LossCause, Tier, TierSet};
 use serde_json::{Value, json};
@@ -319,6 +319,29 @@ async fn a_claim_that_fell_before_the_head_is_not_told() {
             rig.empty().await;
             assert_eq!(rig.count("fak_claimed_tokens_total"), 0, "it is no claim");
         }
+    }
+}
+
+/// Of a prompt that an engine begins to evict from its end, the beginning is as warm as it was.
+#[tokio::test]
+async fn what_still_holds_of_a_claim_is_told() {
+    for comes_back in [false, true] {
+        let (_peer, rig, rank, mut arrived) = waiting().await;
+        let prompted = tokens(0);
+        store(&rig, rank, &prompted);
+        let (told, ()) = tokio::join!(claimed(&rig, &prompted), async {
+            let steps = arrived.recv().await.unwrap();
+            let hashes = vec![EngineHash::Int(2), EngineHash::Int(3)];
+            let remove = Remove { hashes, tier: Tier::Gpu, group: 0 };
+            rig.index.remove(rank, &remove, Origin::Live);
+            if comes_back {
+                store(&rig, rank, &prompted);
+            }
+            steps.send(answer(Some(32))).await.unwrap();
+        });
+        assert_eq!(told, said("warm", "gpu=32"));
+        rig.empty().await;
+        assert_eq!(rig.count("fak_claims_total{outcome=\"confirmed\"}"), 1);
     }
 }
 
