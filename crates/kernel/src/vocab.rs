@@ -304,5 +304,7 @@ mod tests {
             assert_eq!(TierSet::CONNECTOR.has(*tier), *tier != Tier::Gpu);
             assert!(!TierSet::ALL.without(TierSet::of(*tier)).has(*tier));
         }
+        let shown = std::format!("{:?}", TierSet::of(Tier::Disk).with(TierSet::GPU));
+        assert_eq!(shown, r#"{"gpu", "disk"}"#);
     }
 }

@@ -90,8 +90,8 @@ impl Case<'_> {
     /// Whether a refusal left the engine as it was: of several calls it may be the second that was
     /// refused, so that the state has to be seen.
     fn nothing_moved(&self) -> bool {
-        let several = self.wake.reloads || self.wake.resets;
-        self.before.agrees(self.seen) && (!several || self.seen != Seen::Nothing)
+        let is_one_call = !self.wake.resets;
+        self.before.agrees(self.seen) && (is_one_call || self.seen != Seen::Nothing)
     }
 
     /// Whether the engine is where a wake waits for its weights' owner: wholly awake, or with its

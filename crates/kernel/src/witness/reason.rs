@@ -190,6 +190,8 @@ impl core::fmt::Display for Reason {
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString;
+
     use super::*;
 
     #[test]
@@ -197,6 +199,7 @@ mod tests {
         let refusals = Refusal::ALL.iter().map(|refusal| Reason::NotSent(*refusal));
         for reason in Reason::OTHERS.into_iter().chain(refusals) {
             assert_eq!(Reason::parse(reason.as_str()), Some(reason));
+            assert_eq!(reason.to_string(), reason.as_str());
         }
         assert_eq!(Reason::parse("it did not work"), None);
     }

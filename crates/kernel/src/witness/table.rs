@@ -135,57 +135,37 @@ const NO_WEIGHTS: Standing = Standing { weights_proven: false, ..ASLEEP };
 const TAKES_WEIGHTS: Standing =
     Standing { phase: Phase::Waking, awake: Parts::of(Part::Weights), ..NO_WEIGHTS };
 
-const fn state(is_paused: bool, is_sleeping: bool, sleep_state: SleepState) -> Observed {
-    Observed::State(State {
+const fn state(is_paused: bool, is_sleeping: bool, sleep_state: SleepState) -> State {
+    State {
         is_paused: Some(is_paused),
         is_sleeping: Some(is_sleeping),
         sleep_state: Some(sleep_state),
         ..State::UNREAD
-    })
+    }
 }
 
-const SERVES: Observed = state(false, false, SleepState::Awake);
-const STOPPED: Observed = state(true, true, SleepState::Awake);
-const SLEEPS_1: Observed = state(true, true, SleepState::One);
-const SLEEPS_2: Observed = state(true, true, SleepState::Two);
+const AWAKE: State = state(false, false, SleepState::Awake);
+const SCHEDULER_STOPPED: State = state(true, true, SleepState::Awake);
+const MEMORY_RELEASED: State = state(true, true, SleepState::One);
+const SERVES: Observed = Observed::State(AWAKE);
+const STOPPED: Observed = Observed::State(SCHEDULER_STOPPED);
+const SLEEPS_1: Observed = Observed::State(MEMORY_RELEASED);
+const SLEEPS_2: Observed = Observed::State(state(true, true, SleepState::Two));
 /// Awake, and not answering as before.
-const OTHERWISE: Observed = Observed::State(State {
-    is_paused: Some(false),
-    is_sleeping: Some(false),
-    sleep_state: Some(SleepState::Awake),
-    canary: Some(false),
-    ..State::UNREAD
-});
+const OTHERWISE: Observed = Observed::State(State { canary: Some(false), ..AWAKE });
 /// Awake, and by the event streams this became of the clear that is owed.
 const fn serves_with(clear: Clear) -> Observed {
-    Observed::State(State {
-        is_paused: Some(false),
-        is_sleeping: Some(false),
-        sleep_state: Some(SleepState::Awake),
-        clear: Some(clear),
-        ..State::UNREAD
-    })
+    Observed::State(State { clear: Some(clear), ..AWAKE })
 }
 /// Stopped, and requests run all the same.
-const RUNS_ON: Observed = Observed::State(State {
-    is_paused: Some(true),
-    is_sleeping: Some(true),
-    sleep_state: Some(SleepState::Awake),
-    still_running: Some(true),
-    ..State::UNREAD
-});
+const RUNS_ON: Observed = Observed::State(State { still_running: Some(true), ..SCHEDULER_STOPPED });
 /// Asleep, and requests run all the same.
-const ASLEEP_RUNS_ON: Observed = Observed::State(State {
-    is_paused: Some(true),
-    is_sleeping: Some(true),
-    sleep_state: Some(SleepState::One),
-    still_running: Some(true),
-    ..State::UNREAD
-});
+const ASLEEP_RUNS_ON: Observed =
+    Observed::State(State { still_running: Some(true), ..MEMORY_RELEASED });
 /// Signals that no answer agrees with: all zero while both flags are true.
-const UNNAMED: Observed = state(true, true, SleepState::Unnamed);
+const UNNAMED: Observed = Observed::State(state(true, true, SleepState::Unnamed));
 /// The metric shows a sleep and the flags none.
-const TORN: Observed = state(false, false, SleepState::One);
+const TORN: Observed = Observed::State(state(false, false, SleepState::One));
 
 const PAUSE: Move = Move::Pause { mode: Mode::Keep, clear: false, keep_tier: false };
 const ABORT: Move = Move::Pause { mode: Mode::Abort, clear: false, keep_tier: false };

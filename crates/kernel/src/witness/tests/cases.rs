@@ -155,6 +155,8 @@ fn case_2_an_engine_that_answers_otherwise_than_before_serves_nobody_until_someb
     worker.see(Move::Lost, Answer::Unrecorded, Observed::Nothing);
     assert!(!worker.take(Move::Drift, Answer::Unrecorded, AWAKE).serving());
     // An operator's wake does, and a new life.
+    let failed = Worker { caps: READY, now: worker.now }.take(WAKE, Answer::Timeout, AWAKE);
+    assert!(failed.next.suspect, "only one that succeeds");
     let again = Worker { caps: READY, now: worker.now }.take(WAKE, Answer::Ok, AWAKE);
     assert!(again.serving() && !again.next.suspect);
     assert!(worker.take(Move::Restart, Answer::Unrecorded, AWAKE).serving());
@@ -168,6 +170,13 @@ fn case_3_hits_with_no_store_after_a_wake_are_a_contradiction() {
     let woken = worker.take(WAKE, Answer::Ok, hit);
     assert_eq!(woken.reason, Reason::HitsAfterClear);
     assert!(!woken.serving() && woken.kv.gpu == Unknown);
+    // Nor does a reset leave anything to hit; a pause that keeps does.
+    let reset = Worker::serving(READY).take(RESET, Answer::Success(true), hit);
+    assert_eq!((reset.reason, reset.kv.gpu), (Reason::HitsAfterClear, Unknown));
+    let mut worker = Worker::serving(READY);
+    worker.take(PAUSE, Answer::Ok, STOPPED);
+    let resumed = worker.take(Move::Resume, Answer::Ok, hit);
+    assert_eq!((resumed.reason, resumed.kv.gpu), (Reason::Confirmed, Preserved));
 }
 
 #[test]
@@ -197,6 +206,12 @@ fn case_6_a_partly_woken_engine_is_waking() {
     assert_eq!(worker.calls(WAKE), ["/wake_up?tags=kv_cache"], "what is awake is not taken twice");
     let kv = worker.take(part(Part::KvCache), Answer::Ok, AWAKE);
     assert_eq!((kv.phase(), kv.serving()), (Phase::Serving, true));
+    // In the other order.
+    worker.take(sleep(Level::One, false), Answer::Ok, SLEEPS_1);
+    let kv = worker.take(part(Part::KvCache), Answer::Ok, SLEEPS_1);
+    assert_eq!((kv.phase(), kv.next.awake), (Phase::Waking, Parts::of(Part::KvCache)));
+    assert!(worker.now.has_drifted(Seen::Serving), "somebody woke the rest");
+    assert!(worker.take(part(Part::Weights), Answer::Ok, AWAKE).serving());
 
     // Between 0.17.1 and 0.23.0 the scheduler resumes after any wake.
     worker.take(sleep(Level::One, false), Answer::Ok, SLEEPS_1);
@@ -274,10 +289,15 @@ fn case_12_a_kept_pause_keeps_until_the_weights_change() {
 fn case_16_a_sleep_that_failed_half_way_is_a_pause_that_resume_undoes() {
     // As a new and as an old engine show it.
     for seen in [STOPPED, state(true, false, None)] {
-        for level in [Level::One, Level::Two] {
+        for (level, answer) in [
+            (Level::One, Answer::Failed),
+            (Level::Two, Answer::Failed),
+            // Whatever it says of itself.
+            (Level::One, Answer::Ok),
+        ] {
             let mut worker = Worker::serving(READY);
             worker.take(PAUSE, Answer::Ok, STOPPED);
-            let failed = worker.take(sleep(level, false), Answer::Failed, seen);
+            let failed = worker.take(sleep(level, false), answer, seen);
             assert_eq!((failed.phase(), failed.reason), (Phase::Paused, Reason::SleepFailedPaused));
             assert_eq!(failed.kv, PerTier::all(Unknown));
             assert_eq!(worker.refusal(Move::Resume), None);
@@ -294,6 +314,9 @@ fn case_25_external_hits_after_an_external_reset_mean_that_it_was_not_achieved()
     assert_eq!(all.reason, Reason::NotAchieved);
     assert_eq!((all.kv.gpu, cpu(&all)), (Forgotten, Some(Preserved)));
     assert_eq!(all.demoted, CPU.tiers, "they went cold before the call");
+    let unseen = State { clear: Some(Clear::Missing), ..hit };
+    let neither = Worker::serving(CPU).take(RESET_EXTERNAL, Answer::Success(true), unseen);
+    assert_eq!((neither.reason, neither.demoted), (Reason::NotAchieved, CPU.tiers));
     let gpu = Worker::serving(CPU).take(RESET, Answer::Success(true), hit);
     assert_eq!(gpu.reason, Reason::Confirmed);
     assert_eq!((gpu.kv.gpu, cpu(&gpu)), (Forgotten, Some(Preserved)));
@@ -321,6 +344,10 @@ fn case_26_only_a_connector_that_is_known_to_clear_itself_was_cleared() {
         (multi(&[]), Unknown),
         (Connector::UNKNOWN, Unknown),
     ];
+    let (offloading, simple) = (Connector::OFFLOADING, Connector::SIMPLE_OFFLOAD);
+    assert_eq!(multi(&[offloading, offloading]), offloading);
+    assert_eq!(multi(&[offloading, simple]), simple);
+    assert_eq!(multi(&[offloading, Connector::MOONCAKE_STORE]), Connector::MOONCAKE_STORE);
     for (connector, expected) in kinds {
         let caps = Capabilities { connector, ..READY };
         for state in [AWAKE, no_hit] {
@@ -400,6 +427,11 @@ fn case_32_a_kept_tier_is_carried_to_the_wake_unless_the_weights_change() {
     let woken = worker.take(WAKE, Answer::Success(true), AWAKE);
     assert!(woken.serving() && cpu(&woken) == Some(Forgotten));
 
+    // Of one that was not to be kept nothing is missing.
+    worker.take(sleep(Level::One, false), Answer::Ok, SLEEPS_1);
+    let woken = worker.take(WAKE, Answer::Ok, State { external_hits: Some(false), ..AWAKE });
+    assert_eq!((cpu(&woken), woken.reason), (Some(Forgotten), Reason::Confirmed));
+
     // The engine declared the argument and evicted all the same.
     worker.take(keep, Answer::Ok, SLEEPS_1);
     let woken = worker.take(WAKE, Answer::Ok, State { external_hits: Some(false), ..AWAKE });
@@ -451,8 +483,46 @@ fn an_engine_of_0_9_is_reset_before_it_serves_over_freed_memory() {
     assert_eq!(worker.calls(WAKE), ["/wake_up", "/reset_prefix_cache"]);
     let busy = Worker { now: worker.now, ..worker }.take(WAKE, Answer::Success(false), awake);
     assert!(!busy.serving());
-    let mut worker = Worker { now: slept.next, caps: old };
-    assert!(worker.take(WAKE, Answer::NoBody, awake).serving());
+    let woken = || Worker { now: slept.next, caps: old };
+    assert!(woken().take(WAKE, Answer::NoBody, awake).serving());
+    // That reset leaves the connector alone.
+    let hit = State { external_hits: Some(true), ..awake };
+    assert_eq!(woken().take(WAKE, Answer::Success(true), hit).reason, Reason::Confirmed);
+}
+
+#[test]
+fn the_words_of_a_sleep_and_of_a_wake_are_the_engines() {
+    let levels = [0, 1, 2, 3].map(Level::from_number);
+    assert_eq!(levels, [None, Some(Level::One), Some(Level::Two), None]);
+    let parts = [Part::Weights, Part::KvCache];
+    assert_eq!(parts.into_iter().collect::<Parts>(), Parts::MEMORY);
+}
+
+#[test]
+fn an_action_that_drops_the_cache_owes_the_stream_a_clear() {
+    let owes = |mv, seen| Worker::serving(READY).take(mv, Answer::Ok, seen).owes_clear;
+    assert!(owes(CLEAR, STOPPED) && !owes(PAUSE, STOPPED));
+    assert!(owes(sleep(Level::One, false), SLEEPS_1));
+}
+
+#[test]
+fn a_process_that_was_started_anew_has_its_weights() {
+    let mut worker = Worker::serving(READY);
+    worker.take(sleep(Level::Two, false), Answer::Ok, SLEEPS_2);
+    let restarted = worker.take(Move::Restart, Answer::Unrecorded, AWAKE);
+    assert!(restarted.serving() && restarted.next.weights_proven);
+}
+
+#[test]
+fn what_nobody_could_look_at_stands_on_no_evidence() {
+    for mv in [Move::Join, Move::Lost, Move::Restart, Move::Drift] {
+        for (observed, evidence) in
+            [(Observed::Nothing, Evidence::None), (Observed::Gone, Evidence::Observed)]
+        {
+            let verdict = Worker::serving(READY).see(mv, Answer::Unrecorded, observed);
+            assert_eq!(verdict.evidence, evidence, "{mv:?}");
+        }
+    }
 }
 
 #[test]

@@ -65,6 +65,11 @@ fn a_clear_that_the_stream_does_not_show_is_not_forgotten() {
     let woken = worker.take(LOADED, Answer::Success(true), with(Clear::Missing));
     assert_eq!((woken.reason, woken.phase()), (Reason::NoEffect, Phase::Waking));
     assert!(!woken.next.weights_proven && woken.next.stale.has(Tier::Gpu));
+    // A wake that resets nothing owes none that could be missed.
+    assert_eq!(
+        asleep(Level::One).take(WAKE, Answer::Ok, with(Clear::Untold)).reason,
+        Reason::Confirmed
+    );
 }
 
 #[test]
@@ -135,6 +140,10 @@ fn a_part_that_is_awake_outlives_a_wake_without_effect() {
         let woken = worker.take(WAKE, failed, SLEEPS_1);
         assert_eq!(woken.phase(), Phase::Waking, "{failed:?}");
         assert_eq!(woken.next.awake, Parts::of(Part::Weights));
+        if failed != Answer::Ok {
+            let woken = Worker { ..worker }.take(rest, failed, SLEEPS_1);
+            assert_eq!(woken.next.awake, Parts::of(Part::Weights), "{failed:?}");
+        }
         assert!(woken.next.weights_proven && !worker.now.has_drifted(Seen::Sleeping(None)));
         assert_eq!(worker.calls(WAKE), ["/wake_up?tags=kv_cache"]);
         // Nor is it forgotten while the worker is lost, in the same life.
@@ -169,6 +178,11 @@ fn only_who_wakes_the_weights_memory_by_name_is_taken_to_load_weights() {
         }
         // Awake already, and named: whoever does so has weights to load.
         assert_eq!(worker.refusal(WAKE_WEIGHTS), Some(Refusal::AlreadyAwake));
+        // Of an engine that is wholly awake that is the only wake which has nothing to do.
+        let loaded = Move::Wake { tags: Parts::of(Part::Weights), weights: Weights::Loaded };
+        let cache = Move::Wake { tags: Parts::of(Part::KvCache), weights: Weights::Unproven };
+        let refusal = caps.staged_wake.then_some(Refusal::AlreadyAwake);
+        assert_eq!((worker.refusal(loaded), worker.refusal(cache)), (refusal, None));
         let named = worker.take(WAKE_WEIGHTS, Answer::NotSent(Refusal::AlreadyAwake), seen);
         assert!(named.next.takes_weights && !named.serving());
         let woken = worker.take(LOADED, Answer::Success(true), AWAKE);

@@ -432,6 +432,23 @@ fn the_invariants_hold_on_every_engine_and_standing() {
     }
 }
 
+#[test]
+fn a_state_that_may_be_either_of_two_is_no_drift_from_one_of_them() {
+    let worker = |mv, seen| {
+        let mut worker = Worker::serving(READY);
+        worker.take(mv, Answer::Ok, seen);
+        worker.now
+    };
+    let paused = worker(PAUSE, STOPPED);
+    let asleep = worker(sleep(Level::One, false), SLEEPS_1);
+    for (standing, has_drifted) in
+        [(paused, false), (asleep, false), (Standing::SERVING, true), (Standing::UNOBSERVED, false)]
+    {
+        assert_eq!(standing.has_drifted(Seen::PausedOrSleeping), has_drifted, "{standing:?}");
+    }
+    assert!(paused.has_drifted(Seen::Serving));
+}
+
 /// The truth table of ENGINE section 3.3 (vLLM 0.32.0, observed), as it is read.
 #[test]
 fn the_states_that_an_engine_shows_are_told_apart() {
