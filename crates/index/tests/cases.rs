@@ -515,6 +515,102 @@ fn a_group_that_leaves_blocks_out_is_joined_by_its_hashes() {
     assert_eq!(bench.store(&Store { tier: Tier::Cpu, ..sparse }).malformed, 1);
 }
 
+#[test]
+fn what_events_did_is_added_up() {
+    let bench = Bench::with(Limits { pending: 1, ..Limits::default() }, by_block());
+    let mut done = Vec::new();
+    for store in [
+        blocks(0..3),
+        blocks(0..3),
+        block(1),
+        block(7),
+        located(90..91, Tier::Cpu),
+        located(91..92, Tier::Cpu),
+        Store { tokens: vec![1], ..block(0) },
+        Store { extra: Extra::PerBlock(vec![vec![ExtraKey::Int(1)]]), ..block(2) },
+    ] {
+        done.push(bench.store(&store));
+    }
+    done.push(bench.index.store(bench.rank, &block(0), TierSet::NONE));
+    done.extend([2, 2, 2].map(|hash| bench.remove(&[hash], Tier::Gpu, 0)));
+    let totals = bench.index.stats(bench.rank).totals;
+    let sum = |of: fn(&fak_index::Applied) -> u64| (of(&totals), done.iter().map(of).sum());
+    for (name, (total, sum)) in [
+        ("gained", sum(|done| done.gained)),
+        ("copies", sum(|done| done.copies)),
+        ("repeats", sum(|done| done.repeats)),
+        ("fenced", sum(|done| done.fenced)),
+        ("parked", sum(|done| done.parked)),
+        ("removed", sum(|done| done.removed)),
+        ("copies_removed", sum(|done| done.copies_removed)),
+        ("unknown_removals", sum(|done| done.unknown_removals)),
+        ("dropped", sum(|done| done.dropped)),
+        ("conflicts", sum(|done| done.conflicts)),
+        ("malformed", sum(|done| done.malformed)),
+    ] {
+        assert!(total == sum && sum > 0, "{name}: {total}, not {sum}");
+    }
+}
+
+#[test]
+fn ranks_of_several_block_sizes_are_asked_by_their_own() {
+    let bench = Bench::new();
+    bench.store(&blocks(0..2));
+    let other = bench.index.add_rank(by_block());
+    let hashes = (90..94).map(hash).collect();
+    let halves = Store { hashes, block_size: SIZE / 2, ..blocks(0..2) };
+    bench.index.store(other, &halves, TierSet::ALL);
+    let held = bench.index.held_all(&plain(&prompt_tokens(2)));
+    let held: Vec<_> = held.iter().map(|(id, held)| (*id, held.tokens().gpu)).collect();
+    assert_eq!(held, [(bench.rank, 2 * SIZE), (other, 2 * SIZE)]);
+}
+
+#[test]
+fn of_what_may_be_decoded_speculatively_the_last_block_of_a_hit_is_no_claim() {
+    let bench = Bench::new();
+    bench.store(&blocks(0..3));
+    bench.store(&located(3..4, Tier::Cpu));
+    bench.store(&block(3));
+    bench.remove(&[4], Tier::Gpu, 0);
+    let held = bench.held_of(&prompt_tokens(4));
+    assert_eq!((held.blocks.gpu, held.blocks.cpu), (3, 1));
+    let claim = held.tokens_speculating();
+    assert_eq!((claim.gpu, claim.cpu), (2 * SIZE, 0));
+    assert_eq!(bench.held_of(&prompt_tokens(0)).tokens_speculating().gpu, 0);
+}
+
+#[test]
+fn a_rank_tells_whether_it_holds_anything_and_is_suspended() {
+    let bench = Bench::new();
+    let stats = || bench.index.stats(bench.rank).is_suspended;
+    assert!(!bench.index.has_blocks(bench.rank) && !stats());
+    bench.store(&located(0..1, Tier::Disk));
+    bench.index.suspend(bench.rank);
+    assert!(bench.index.has_blocks(bench.rank) && stats());
+    bench.remove(&[1], Tier::Disk, 0);
+    assert!(!bench.index.has_blocks(bench.rank));
+}
+
+/// Each as its variant is called.
+#[test]
+fn every_reason_has_its_word() {
+    for (reason, word) in [
+        (HeldReason::Warm, "warm"),
+        (HeldReason::Miss, "miss"),
+        (HeldReason::BelowBlockSize, "below_block_size"),
+        (HeldReason::Suspended, "suspended"),
+        (HeldReason::SetAside, "set_aside"),
+        (HeldReason::NoBlockSize, "no_block_size"),
+        (HeldReason::BlockSizeChanged, "block_size_changed"),
+        (HeldReason::GroupsDiffer, "groups_differ"),
+        (HeldReason::TooManyGroups, "too_many_groups"),
+        (HeldReason::ExtraNotReported, "extra_not_reported"),
+        (HeldReason::NoRank, "no_rank"),
+    ] {
+        assert_eq!((reason.as_str(), reason.to_string().as_str()), (word, word));
+    }
+}
+
 // 71
 #[test]
 fn a_block_that_was_taken_and_stored_anew_is_not_held_without_a_break() {

@@ -241,6 +241,20 @@ fn a_confirmed_hit_brings_its_blocks_back() {
 }
 
 #[test]
+fn what_came_after_a_mark_was_not_held_since() {
+    let bench = Bench::new();
+    bench.store(&blocks(0..2));
+    let mark = bench.mark();
+    bench.store(&blocks(2..3));
+    let since = |mark| bench.index.held_since(bench.rank, &plain(&prompt(4)), mark).blocks.gpu;
+    assert_eq!((bench.held(), since(mark)), ((3, 0), 2));
+    bench.demote(TierSet::ALL, LossCause::Doubt);
+    let mark = bench.mark();
+    assert_eq!(bench.confirm(3 * SIZE, mark), 3);
+    assert_eq!((bench.held(), since(mark)), ((3, 0), 0));
+}
+
+#[test]
 fn a_hit_from_before_a_loss_confirms_nothing() {
     for cause in LossCause::ALL {
         let bench = Bench::new();
@@ -383,6 +397,26 @@ fn what_the_engine_did_explains_before_what_fak_did() {
     assert_eq!(bench.loss(mark, gpu(4 * SIZE)), Some(live(LossCause::Removed)));
     bench.index.remove_rank(bench.rank);
     assert_eq!(bench.loss(mark, gpu(SIZE)), Some(Loss::without_event(LossCause::NewLife)));
+    for cause in LossCause::ALL {
+        let is_faks = matches!(cause, LossCause::OwnAction | LossCause::Doubt);
+        assert_eq!(Loss::without_event(*cause).is_engines(), !is_faks, "{cause}");
+    }
+}
+
+#[test]
+fn a_removal_is_of_the_group_that_it_names() {
+    let bench = Bench::new();
+    let kind = GroupKind::Window { tokens: Some(SIZE) };
+    bench.store(&blocks(0..4));
+    bench.store(&Store { group: 1, kind, ..blocks(0..4) });
+    let mark = bench.mark();
+    bench.index.demote_prompt(bench.rank, &plain(&prompt(4)), 0);
+    // The window slides past the first block, and no claim of two blocks rests on that.
+    let hashes = vec![EngineHash::Int(0)];
+    bench.index.remove(bench.rank, &Remove { hashes, tier: Tier::Gpu, group: 1 }, Origin::Live);
+    let doubted = Some(Loss::without_event(LossCause::Doubt));
+    assert_eq!(bench.loss(mark, gpu(2 * SIZE)), doubted);
+    assert_eq!(bench.loss(mark, gpu(SIZE)), Some(live(LossCause::Removed)));
 }
 
 #[test]
@@ -417,11 +451,15 @@ fn a_loss_is_of_the_tier_that_the_claim_was_of() {
 
 #[test]
 fn a_removal_of_which_the_memory_is_gone_is_a_removal_still() {
-    let bench = Bench::with(Limits { losses: 1, ..Limits::default() });
+    let bench = Bench::with(Limits { losses: 2, ..Limits::default() });
     bench.store(&blocks(0..4));
     let mark = bench.mark();
-    bench.evict(3..4);
     bench.evict(9..20);
+    assert_eq!(bench.loss(mark, gpu(4 * SIZE)), None, "all is there");
+    bench.evict(3..4);
+    bench.evict(20..21);
+    assert_eq!(bench.loss(mark, gpu(4 * SIZE)), Some(live(LossCause::Removed)), "two are kept");
+    bench.evict(21..22);
     assert_eq!(bench.loss(mark, gpu(3 * SIZE)), None);
     let forgotten = Some(Loss::without_event(LossCause::Removed));
     assert_eq!(bench.loss(mark, gpu(4 * SIZE)), forgotten);
@@ -548,6 +586,13 @@ fn a_chunk_of_a_size_that_is_not_known_is_an_estimate() {
         bench.store(&blocks(0..3));
         assert_eq!(held_of(&bench, 16), (3, 0, 1), "{configured:?} {sizes:?}");
     }
+    // Nor is it a chunk where the gpu holds nothing, or one of no blocks.
+    let bench = offloading(in_chunks(None));
+    bench.store_all(&[sized(4 * SIZE + 1)]);
+    assert_eq!(held_of(&bench, 16), (0, 0, 0));
+    let bench = offloading(in_chunks(Some(0)));
+    bench.store_all(&on_cpu(0..4));
+    assert_eq!(held_of(&bench, 16), (0, 0, 4));
     // With one size, which events up to vLLM 0.19.1 tell, it counts.
     let bench = offloading(in_chunks(None));
     bench.store_all(&[sized(4 * SIZE)]);

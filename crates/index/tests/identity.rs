@@ -253,6 +253,11 @@ fn a_content_under_more_hashes_than_an_engine_needs_is_refused() {
     assert_eq!((0..8).map(dropped).sum::<u64>(), 0);
     assert_eq!(dropped(8), 1);
     assert_eq!(gpu(&index, rank, &[1], None, None), 1);
+    // Also where they waited for their parent.
+    (20..29).for_each(|hash| {
+        index.store(rank, &store(hash, Some(10), &[2]), TierSet::ALL);
+    });
+    assert_eq!(index.store(rank, &store(10, None, &[10]), TierSet::ALL).dropped, 1);
 }
 
 #[test]
