@@ -225,6 +225,21 @@ fn setting_aside_touches_no_block() {
 }
 
 #[test]
+fn what_was_demoted_waits_for_the_sweep_up_to_the_bound() {
+    let bench = Bench::with(Limits { backlog: 4, ..Limits::default() });
+    for (count, backlog) in [(4, 4), (1, 1), (3, 4)] {
+        bench.store(&blocks(0..count));
+        bench.demote(TierSet::GPU, LossCause::OwnAction);
+        assert_eq!(bench.index.stats(bench.rank).backlog, backlog, "the oldest was freed");
+    }
+    // So does what the hashes of an earlier life named.
+    let bench = Bench::new();
+    bench.store(&blocks(0..2));
+    bench.index.forget_identities(bench.rank);
+    assert_eq!(bench.index.stats(bench.rank).backlog, 2 + 2);
+}
+
+#[test]
 fn a_confirmed_hit_brings_its_blocks_back() {
     let bench = Bench::new();
     bench.store(&blocks(0..4));
@@ -325,6 +340,12 @@ fn what_a_hit_does_not_show_is_not_confirmed() {
     let bench = Bench::new();
     bench.store(&blocks(0..2));
     bench.store(&Store { group: 1, kind: GroupKind::Other, ..blocks(0..2) });
+    bench.demote(TierSet::ALL, LossCause::Doubt);
+    assert_eq!(bench.confirm(2 * SIZE, bench.mark()), 0);
+    // Also where it was told once.
+    let bench = Bench::new();
+    bench.store(&blocks(0..2));
+    bench.store(&Store { kind: GroupKind::Other, ..blocks(1..2) });
     bench.demote(TierSet::ALL, LossCause::Doubt);
     assert_eq!(bench.confirm(2 * SIZE, bench.mark()), 0);
     // An adapter: its name may stand for another one by now.

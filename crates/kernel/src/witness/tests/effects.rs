@@ -111,6 +111,9 @@ fn a_reset_without_a_body_did_what_the_stream_shows() {
         assert_eq!((reset.reason, reset.kv.gpu), (reason, gpu), "{clear}");
         assert_eq!(reset.owes_clear, clear == Clear::Seen);
     }
+    // After a wake it may be the clear of the sleep.
+    let woken = asleep(Level::One).take(LOADED, Answer::NoBody, with(Clear::Seen));
+    assert_eq!((woken.reason, woken.kv.gpu), (Reason::NoBody, Unknown));
 }
 
 #[test]
