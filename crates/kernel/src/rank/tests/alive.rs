@@ -370,15 +370,16 @@ fn a_silent_stream_that_cannot_be_compared_claims_nothing_after_a_second() {
 #[test]
 fn comparisons_that_fail_are_given_up_and_cost_no_belief() {
     let (mut shell, _) = tied(true);
-    let mut asked = 0;
-    for _ in 0..MINUTE {
+    let mut asked = Vec::new();
+    for tick in 1..=MINUTE {
         shell.feed(Event::Tick);
         if let Some((session, _)) = shell.asked.take() {
-            asked += 1;
+            asked.push(tick);
             shell.feed(Event::ReplayFailed { session });
         }
     }
-    assert_eq!((asked, shell.warm().as_str(), shell.reconnects), (2, "A B C M", 0));
+    assert_eq!(asked, [2, 6], "after a longer wait each time");
+    assert_eq!((shell.warm().as_str(), shell.reconnects), ("A B C M", 0));
     ticks(&mut shell, 2 * SECOND);
     assert!(shell.asked.is_some(), "it is tried again after a minute");
 }
@@ -395,6 +396,7 @@ fn a_hole_in_what_a_silent_stream_is_compared_with_is_a_gap() {
     shell.answer(&history);
     assert!(shell.notes.contains(&Note::GapNotClosed));
     assert_eq!(shell.warm(), "", "what is left out twice is lost");
+    assert_eq!((shell.rank.cursor(), shell.asked), (Some(5), None), "and what follows counts");
 }
 
 #[test]
