@@ -106,6 +106,7 @@ fn of_two_workers_one_can_have_too_much_to_do() {
 fn a_sessions_own_worker_is_worth_more_of_a_wait_the_longer_its_prompt_is() {
     let bound = Candidate { is_bound: true, ..worker(4, 0) };
     assert_eq!(chosen(4000, &[bound, worker(0, 0)]), (0, Reason::Session));
+    assert_eq!(chosen(1300, &[bound, worker(0, 0)]), (1, Reason::Overload));
     assert_eq!(chosen(425, &[bound, worker(0, 0)]), (1, Reason::Overload));
 }
 
