@@ -432,6 +432,21 @@ fn parked_batches_past_the_limit_are_dropped_not_applied_out_of_order() {
     assert_eq!(shell.warm(), "B C D");
 }
 
+/// The replay was answered before the last of them was published.
+#[test]
+fn batches_that_were_dropped_for_want_of_room_are_asked_for_again() {
+    let mut history = abc();
+    let mut shell = Shell::started(&history);
+    history.extend((3..8).map(|seq| batch(1, seq, &[])));
+    history.push(batch(1, 8, &[Remove("A")]));
+    history[4..].iter().for_each(|batch| shell.live(batch));
+    assert!(shell.parked.is_empty());
+    shell.answer(&history[..8]);
+    assert_eq!(shell.warm(), "suspended");
+    shell.answer_all(&history);
+    assert_eq!(shell.warm(), "B C");
+}
+
 #[test]
 fn a_truncated_replay_keeps_what_was_whole_and_asks_again_from_there() {
     let history: Vec<_> = (0..10).map(|s| batch(1, s, &[Store("A")])).collect();
@@ -811,6 +826,17 @@ fn a_clear_nobody_explains_leaves_the_connector_unknown() {
     shell.live(&batch(1, 1, &[Clear]));
     assert_eq!(shell.warm(), "");
     assert!(shell.notes.contains(&Note::ClearUnexplained { clears: 1 }));
+}
+
+/// A reset leaves the connector's events pending, and they follow the gpu's in a batch.
+#[test]
+fn a_connector_store_in_the_batch_of_a_clear_may_be_of_a_block_that_the_clear_took() {
+    let mut shell = Shell::new(false);
+    shell.live(&batch(1, 0, &[Store("A")]));
+    shell.live(&batch(1, 1, &[Clear, Store("N"), StoreCpu("A")]));
+    assert_eq!(shell.warm(), "N");
+    shell.live(&batch(1, 2, &[StoreCpu("N")]));
+    assert_eq!(shell.warm(), "N N@cpu");
 }
 
 #[test]

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use fak::events::Item;
-use fak::events::fold::Fold;
+use fak::events::fold::{Fold, Marker};
 use fak::events::ndjson::{Limits, Lines};
 use fak::events::recorder::{Rank as Name, Recorder};
 use fak_index::{Index, Offload, Prompt, RankId, RankOptions};
-use fak_kernel::rank::{Config, Rank};
+use fak_kernel::rank::{Config, Event, Rank, Trust};
+use fak_kernel::vocab::PerTier;
+use fak_kernel::{Disposition, LossCause, TierSet};
 
 struct Bench {
     fold: Fold,
@@ -18,11 +20,16 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::with(false)
+    }
+
+    /// One whose connections have to be tied by a marker, or not.
+    fn with(tie: bool) -> Self {
         let index = Arc::new(Index::new(7, fak_index::Limits::default()));
         let id =
             index.add_rank(RankOptions { offload: Offload::BY_BLOCK, ..RankOptions::default() });
         let recorder = Arc::new(Recorder::new(16));
-        let rank = Rank::new(Config { replay: false, tie: false, ..Config::default() });
+        let rank = Rank::new(Config { replay: false, tie, ..Config::default() });
         let name = Name { worker: "w".into(), rank: 0 };
         let fold = Fold::new(rank, (Arc::clone(&index), id), Arc::clone(&recorder), name);
         Self { fold, index, id, recorder }
@@ -30,12 +37,17 @@ impl Bench {
 
     /// Feeds the lines as one connection.
     async fn feed(&mut self, lines: &str) {
+        self.fold.item(Item::Connected { epoch: 1 });
+        self.go_on(lines).await;
+    }
+
+    /// Feeds the lines as more of the same connection.
+    async fn go_on(&mut self, lines: &str) {
         let mut source = Lines::new(lines.as_bytes(), Limits::default());
         while let Some(item) = source.next().await {
-            if matches!(item, Item::Disconnected { .. }) {
-                return;
+            if matches!(item, Item::Batch { .. } | Item::Bad { .. }) {
+                self.fold.item(item);
             }
-            self.fold.item(item);
         }
     }
 
@@ -73,6 +85,43 @@ async fn batches_of_two_ranks_on_one_port_are_never_one_cache() {
     assert_eq!(bench.held(&[3, 4, 9]), (0, 0), "another rank's block");
     assert_eq!(bench.held(&[1, 2, 9]), (0, 0), "and nothing is sure any more");
     assert_eq!(bench.recorder.total().bad, 1);
+}
+
+/// Another prompt's first block says nothing of the connection, nor does a later block that looks
+/// like the marker's.
+#[tokio::test]
+async fn only_the_first_block_of_the_marker_itself_ties_a_connection() {
+    let mut bench = Bench::with(true);
+    bench.feed("").await;
+    let id = bench.fold.wanted_marker().expect("a new connection is to be tied");
+    bench.fold.expect(Marker { id, tokens: vec![7, 8] });
+    bench.go_on(&stored(0, 0, 1, [1, 2])).await;
+    let later =
+        stored(1, 0, 2, [7, 8]).replace("\"parent_block_hash\":null", "\"parent_block_hash\":1");
+    bench.go_on(&later).await;
+    assert_eq!((bench.fold.trust(), bench.held(&[1, 2, 9])), (Trust::Degraded, (0, 0)));
+    bench.go_on(&stored(2, 0, 3, [7, 8])).await;
+    assert_eq!((bench.fold.trust(), bench.held(&[1, 2, 9])), (Trust::Exact, (1, 0)));
+}
+
+/// Else the audit takes what fak itself did for the engine's doing.
+#[tokio::test]
+async fn a_clear_is_told_as_the_engines_only_where_no_action_of_faks_explains_it() {
+    let forgotten = PerTier::all(Disposition::Forgotten);
+    for (acts, cause) in [(true, LossCause::OwnAction), (false, LossCause::Cleared)] {
+        let mut bench = Bench::new();
+        bench.feed(&stored(0, 0, 1, [1, 2])).await;
+        let prompt = Prompt { tokens: &[1, 2, 9], lora: None, salt: None };
+        let (held, mark) = bench.index.held_and_mark(bench.id, &prompt);
+        if acts {
+            let clear = Some(forgotten);
+            bench.fold.fact(Event::Intent { tiers: TierSet::ALL, clear });
+            bench.fold.fact(Event::Outcome { kv: forgotten, clears: true });
+        }
+        bench.go_on(&line(1, 0, &serde_json::json!({ "type": "cleared" }))).await;
+        let loss = bench.index.loss_since(bench.id, &prompt, mark, &held.tokens());
+        assert_eq!(loss.map(|loss| loss.cause), Some(cause));
+    }
 }
 
 // 52

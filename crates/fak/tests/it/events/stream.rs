@@ -13,7 +13,7 @@ use fak::runtime::{OnExit, TaskGroup};
 use fak_index::{HeldReason, Index, Limits, Offload, Prompt, RankOptions};
 use fak_kernel::rank::{Event, Trust};
 use fak_kernel::vocab::PerTier;
-use fak_kernel::{Disposition, TierSet};
+use fak_kernel::{Belief, Disposition, Tier, TierSet};
 use fak_sim::{Binds, Connector, Sim, SimConfig};
 use tokio::sync::watch;
 
@@ -132,6 +132,18 @@ async fn what_the_engine_stores_is_claimed_block_for_block() {
     rig.warm(&prompt(1)).await;
     assert_eq!(rig.claim(&prompt(1)), (3, 0));
     assert_eq!(rig.claim(&prompt(2)), (0, 0));
+}
+
+/// It may hold what it stored before its buffer begins, and a replay of all that it has proves
+/// nothing of that.
+#[tokio::test]
+async fn of_an_engine_that_was_there_before_nothing_is_known_to_be_gone() {
+    for replay in [true, false] {
+        let rig = Rig::start(Connector::None, replay).await;
+        let tokens = prompt(1);
+        let keys = rig.index.chain(&Prompt { tokens: &tokens, lora: None, salt: None }, 32);
+        assert_eq!(rig.index.belief(rig.rank.id(), Tier::Gpu, keys[0]), Belief::Unknown);
+    }
 }
 
 #[tokio::test]
