@@ -182,6 +182,8 @@ impl Keeper {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::sessions::Config;
     use crate::store::Store;
@@ -205,7 +207,12 @@ mod tests {
             keeper.write().await;
         }
         let waiting = keeper.waiting();
-        assert!(waiting.changed.len() <= 8, "{} changed", waiting.changed.len());
+        let names = |ids: Vec<Arc<str>>| BTreeSet::from_iter(ids);
+        let changed =
+            names(waiting.changed.iter().map(|session| Arc::clone(&session.id)).collect());
+        let known = names(sessions.list(100).into_iter().map(|view| view.id).collect());
+        assert_eq!((waiting.changed.len(), known.len()), (8, 8));
+        assert_eq!(changed, known, "each of them is tried again");
         assert!(waiting.forgotten.len() <= 8, "{} forgotten", waiting.forgotten.len());
     }
 }

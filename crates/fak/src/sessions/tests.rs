@@ -214,6 +214,35 @@ async fn a_row_through_a_session_that_has_moved_hides_none_of_its_new_worker() {
     assert_eq!(view.last_witness, Some(9));
 }
 
+/// The outcome of an action may be written after later rows of other workers.
+#[tokio::test]
+async fn a_later_row_of_the_worker_before_hides_none_of_the_next() {
+    let (sessions, _keeper, _) = open(Config::default()).await;
+    served(&sessions, "s", "w");
+    sessions.apply(&slept(9));
+    let turn = sessions.resolve("s").expect("a good name");
+    turn.bind(&"other".into(), &gpu(16));
+    assert!(turn.is_warm(Tier::Gpu));
+    sessions.apply(&Row { worker: "other".to_owned(), ..slept(5) });
+    assert!(!turn.is_warm(Tier::Gpu));
+}
+
+/// Nothing that was claimed for it before matches what it asks for now.
+#[tokio::test]
+async fn an_isolation_shuts_the_gate_and_is_stored_when_it_is_answered() {
+    let (sessions, _keeper, store) = open(Config::default()).await;
+    let turn = served(&sessions, "s", "w");
+    turn.bind(&"w".into(), &gpu(16));
+    assert!(turn.is_warm(Tier::Gpu));
+    assert!(sessions.isolate("s").await.expect("stored"));
+    assert!(!turn.is_warm(Tier::Gpu));
+    turn.bind(&"w".into(), &gpu(16));
+    assert!(!turn.is_warm(Tier::Gpu), "the claim was made before");
+
+    let (again, _keeper) = Sessions::open(store, Config::default()).await.expect("stored");
+    assert_eq!(again.resolve("s").expect("a good name").salt(), turn.salt());
+}
+
 #[tokio::test]
 async fn the_longest_unseen_is_forgotten_and_a_dormant_one_last() {
     clock!(CLOCK);

@@ -2,13 +2,16 @@
 
 use fak::lifecycle::Request;
 use fak::sessions::{self, Sessions};
-use fak::store::{Row, Store};
+use fak::store::{Row, Store, Tiers};
 use fak_kernel::witness::{Level, Mode, Move, Parts, Weights};
+use fak_kernel::{Action, Disposition, Evidence, Phase, Tier};
 use http::StatusCode;
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 
 use super::bridged::{Bridged, COMPLETIONS};
 use super::rig::{Answer, MODEL, PATIENT, Rig, chat, setup};
+use super::routing::hold;
 use crate::engine::peer::{self, Peer, Reply};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -124,20 +127,79 @@ async fn a_session_stays_on_its_worker_and_requests_without_one_do_not() {
     // It moves where its worker does not serve, and stays where it went.
     let before = sessions.get("a").unwrap().worker.unwrap();
     let number = usize::from(&*before == "w1");
-    rig.phase(number, fak_kernel::Phase::Error);
+    rig.phase(number, Phase::Error);
     for _ in 0..4 {
         let answer = rig.post_with(CHAT, &[(SESSION, "a")], &chat(false)).await;
         assert_ne!(answer.header("x-fak-worker"), Some(&*before));
     }
-    rig.phase(number, fak_kernel::Phase::Serving);
+    rig.phase(number, Phase::Serving);
     let answer = rig.post_with(CHAT, &[(SESSION, "a")], &chat(false)).await;
     assert_ne!(answer.header("x-fak-worker"), Some(&*before));
+}
+
+/// The session knows of the verdict, whatever the index was told of it.
+#[tokio::test]
+async fn a_verdict_between_the_claim_and_the_sending_takes_the_claim() {
+    let tokens: Vec<u32> = (0..100).collect();
+    let tokenized = json!({"count": 100, "max_model_len": 4096, "tokens": tokens}).to_string();
+    let (sender, mut arrived) = mpsc::channel(1);
+    let peer = Peer::start(move |request| {
+        if request.line() != "POST /tokenize" {
+            return Reply::Send(peer::json("200 OK", "{}"));
+        }
+        let (steps, walked) = mpsc::channel(1);
+        sender.try_send(steps).unwrap();
+        Reply::Steps(walked)
+    })
+    .await;
+    let store = Store::open("sqlite::memory:").await.unwrap();
+    let (sessions, _) = Sessions::open(store, sessions::Config::default()).await.unwrap();
+    let setup = super::rig::Setup { sessions: Some(sessions.clone()), ..setup() };
+    let rig = Rig::with(&[peer.url()], setup).await;
+    hold(&rig, 0, &tokens);
+    for (text, verdict, told) in [("a", None, "warm"), ("b", Some(reset("w0")), "unknown")] {
+        let body = json!({"model": MODEL, "prompt": text, "max_tokens": 1}).to_string();
+        let headers = [(SESSION, "s")];
+        let (answer, ()) = tokio::join!(rig.post_with(COMPLETIONS, &headers, &body), async {
+            let steps = arrived.recv().await.unwrap();
+            if let Some(row) = &verdict {
+                sessions.apply(row);
+            }
+            steps.send(peer::json("200 OK", &tokenized)).await.unwrap();
+        });
+        assert_eq!(answer.header("x-fak-kv"), Some(told), "{}", answer.text());
+    }
+}
+
+/// A row on a worker whose cache was reset, written by nobody.
+fn reset(worker: &str) -> Row {
+    Row {
+        seq: 1,
+        at: String::new(),
+        worker: worker.to_owned(),
+        rank: None,
+        incarnation: None,
+        session: None,
+        action: Action::Reset,
+        level: None,
+        phase: Phase::Serving,
+        kv: Disposition::Forgotten,
+        tiers: Tiers(vec![(Tier::Gpu, Disposition::Forgotten)]),
+        weight_version: None,
+        warm_demoted: true,
+        serving: true,
+        evidence: Evidence::Observed,
+        asked: Value::Null,
+        answered: Value::Null,
+        observed: Value::Null,
+        reason: "confirmed".to_owned(),
+        standing: None,
+    }
 }
 
 /// Whatever put the worker to rest: the session itself was not.
 #[tokio::test]
 async fn sessions_of_a_worker_that_rests_go_to_another_and_are_bound_there() {
-    use fak_kernel::Phase;
     let (_peers, rig, sessions) = answering(2).await;
     let takes_out: [fn(&mut fak::fleet::State); 5] = [
         |state| state.standing.phase = Phase::Sleeping,
