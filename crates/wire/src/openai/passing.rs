@@ -226,6 +226,11 @@ mod tests {
         for (answer, usage, finish) in [
             (format!(r#"{{"choices":[{{"text":"{text}"}}]}}"#), None, Finish::Untold),
             (r#"{"a":{"usage":{"prompt_tokens":1}},"b":"usage"}"#.to_owned(), None, Finish::Untold),
+            (
+                r#"{"usage":{"prompt_tokens":2},"a":{"usage":{"prompt_tokens":1}}}"#.to_owned(),
+                Some(2),
+                Finish::Untold,
+            ),
             (r#"{"choices":[{"m":{"finish_reason":"abort"}}]}"#.to_owned(), None, Finish::Untold),
             (r#"{"other":[{"finish_reason":"abort"}]}"#.to_owned(), None, Finish::Untold),
             (r#"{"usage":null,"choices":[]}"#.to_owned(), None, Finish::Untold),

@@ -229,6 +229,31 @@ async fn a_hit_that_the_engine_reports_is_claimed_again() {
     assert_eq!(rig.count("fak_claims_confirmed_blocks_total"), 3);
 }
 
+/// Fault 46: events of the time before may be missing, though the rank is exact by the end.
+#[tokio::test]
+async fn a_hit_on_a_rank_that_was_not_exact_at_dispatch_proves_nothing() {
+    let (_peer, rig, rank, mut arrived) = waiting().await;
+    store(&rig, rank, &tokens(0));
+    lose(&rig, rank, LossCause::Doubt, Origin::None);
+    let trust = |trust| {
+        rig.state(0, |state| {
+            state.ranks = Arc::new([fak::fleet::Rank { number: 0, id: rank, trust }]);
+        });
+    };
+    let prompted = tokens(0);
+    for (then, confirmed) in [(Trust::Degraded, 0), (Trust::Exact, 3)] {
+        trust(then);
+        let (told, ()) = tokio::join!(claimed(&rig, &prompted), async {
+            let steps = arrived.recv().await.unwrap();
+            trust(Trust::Exact);
+            steps.send(answer(Some(96))).await.unwrap();
+        });
+        assert_eq!(told, said("unknown", "0"));
+        rig.empty().await;
+        assert_eq!(rig.count("fak_claims_confirmed_blocks_total"), confirmed);
+    }
+}
+
 /// Fault 19.
 #[tokio::test]
 async fn details_that_are_left_out_mean_zero_once_a_life_has_shown_them() {

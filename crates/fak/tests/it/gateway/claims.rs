@@ -81,6 +81,23 @@ async fn an_aborted_answer_says_nothing_of_the_cache() {
     assert_eq!(rig.count("fak_claimed_tokens_total"), 0, "it is no audit");
 }
 
+/// It may have been aborted, as far as it tells.
+#[tokio::test]
+async fn an_answer_that_does_not_tell_how_it_ended_says_nothing_of_the_cache() {
+    let tokens: Vec<u32> = (0..100).collect();
+    let usage = json!({"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 0}});
+    let choice = json!({"index": 0, "text": ""});
+    let reply = peer::json("200 OK", &json!({"choices": [choice], "usage": usage}).to_string());
+    let peer = Peer::start(move |_| Reply::Send(reply.clone())).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    hold(&rig, 0, &tokens);
+    let answer = rig.post(COMPLETIONS, &prompt(&tokens)).await;
+    assert_eq!(answer.header("x-fak-warm-tokens"), Some("gpu=96"));
+    rig.empty().await;
+    assert_eq!(rig.count("fak_claims_total{outcome=\"unaudited\"}"), 1);
+    assert_eq!(rig.count("fak_claimed_tokens_total"), 0, "it is no audit");
+}
+
 /// Case 71: an event that comes after the answer explains it, even if the blocks come back.
 #[tokio::test]
 async fn a_claim_that_an_event_overtook_is_no_contradiction() {
