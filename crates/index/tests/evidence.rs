@@ -237,6 +237,9 @@ fn what_was_demoted_waits_for_the_sweep_up_to_the_bound() {
     bench.store(&blocks(0..2));
     bench.index.forget_identities(bench.rank);
     assert_eq!(bench.index.stats(bench.rank).backlog, 2 + 2);
+    // The sweep takes no more than it was told to, by whole tables.
+    assert_eq!((bench.index.sweep(2), bench.index.stats(bench.rank).backlog), (2, 2));
+    assert_eq!((bench.index.sweep(1), bench.index.stats(bench.rank).backlog), (2, 0));
 }
 
 #[test]
@@ -422,6 +425,14 @@ fn what_the_engine_did_explains_before_what_fak_did() {
         let is_faks = matches!(cause, LossCause::OwnAction | LossCause::Doubt);
         assert_eq!(Loss::without_event(*cause).is_engines(), !is_faks, "{cause}");
     }
+}
+
+#[test]
+fn a_block_is_believed_in_whichever_group_holds_it() {
+    let bench = Bench::new();
+    bench.store(&Store { group: 1, ..blocks(0..1) });
+    let key = bench.index.chain(&plain(&prompt(1)), SIZE)[0];
+    assert_eq!(bench.index.belief(bench.rank, Tier::Gpu, key), Belief::Proven);
 }
 
 #[test]
@@ -683,6 +694,18 @@ fn the_loss_of_a_chunk_explains_a_claim_of_any_of_its_blocks() {
     bench.remove(0..3, Tier::Cpu, Origin::Live);
     assert_eq!(loss(), None, "a chunk is named by its last block");
     bench.remove(7..8, Tier::Cpu, Origin::Live);
+    assert_eq!(loss(), Some(live(LossCause::Removed)));
+    // The chunk in which the gpu's run ends is one of them.
+    let bench = offloading(in_chunks(Some(4)));
+    bench.store(&blocks(0..3));
+    for last in [3, 7] {
+        bench.store_all(&on_cpu(last..last + 1));
+    }
+    let (held, mark) = bench.index.held_and_mark(bench.rank, &plain(&tokens));
+    assert_eq!((held.blocks.gpu, held.blocks.cpu), (3, 2));
+    let loss = || bench.index.loss_since(bench.rank, &plain(&tokens), mark, &held.tokens());
+    assert_eq!(loss(), None);
+    bench.remove(3..4, Tier::Cpu, Origin::Live);
     assert_eq!(loss(), Some(live(LossCause::Removed)));
 }
 

@@ -128,7 +128,6 @@ const OUTSIDE: Capabilities = Capabilities { connector: Connector::MOONCAKE_STOR
 
 const SERVING: Standing = Standing::SERVING;
 const PAUSED: Standing = Standing { phase: Phase::Paused, ..SERVING };
-const TOUCHED: Standing = Standing { since_serving: PerTier::all(Unknown), ..PAUSED };
 const ASLEEP: Standing = Standing { phase: Phase::Sleeping, awake: Parts::NONE, ..SERVING };
 const NO_WEIGHTS: Standing = Standing { weights_proven: false, ..ASLEEP };
 /// Their memory is awake, to take weights.
@@ -207,7 +206,7 @@ fn stops() -> Vec<Spec> {
         Spec::new("after a witnessed preserving pause, same incarnation, no drift", Move::Resume)
             .from(&[PAUSED])
             .since(&[Preserved]),
-        Spec::new("otherwise", Move::Resume).from(&[TOUCHED]).since(&[Unknown, Forgotten]),
+        Spec::new("otherwise", Move::Resume).from(&[PAUSED]).since(&[Unknown, Forgotten]),
         Spec::new("level 1 or 2, engine before 0.23", sleep(Some(Level::One), false))
             .on(BEFORE_0_23)
             .seen(&[SLEEPS_1]),
