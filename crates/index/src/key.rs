@@ -247,8 +247,25 @@ impl Hasher for FoldHasher {
     fn write_u64(&mut self, word: u64) {
         self.0 = self.0.rotate_left(29) ^ word;
     }
+}
 
-    fn write_usize(&mut self, word: usize) {
-        self.write_u64(word as u64);
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::hash::BuildHasher;
+
+    use super::*;
+
+    /// Where they are not, tables answer right all the same, and take for ever.
+    #[test]
+    fn hashes_are_spread_over_a_table() {
+        let hashes: Vec<_> = (0..64).map(|n| Keys { seed: 1 }.hash(&EngineHash::Int(n))).collect();
+        let words: BTreeSet<u64> = hashes.iter().flat_map(|hash| hash.0).collect();
+        assert_eq!(words.len(), 2 * hashes.len());
+        let build = BuildHasherDefault::<FoldHasher>::default();
+        let in_groups = hashes.iter().flat_map(|hash| [0_u32, 1].map(|group| (group, *hash)));
+        let spread: BTreeSet<u64> = in_groups.map(|place| build.hash_one(place)).collect();
+        assert_eq!(spread.len(), 2 * hashes.len());
+        assert_ne!(build.hash_one("a"), build.hash_one("b"));
     }
 }
