@@ -112,6 +112,25 @@ impl Error {
     }
 }
 
+impl Error {
+    /// The error and its causes in one line, and what to do about it where that is known.
+    pub(crate) fn explained(&self) -> String {
+        let told = error_chain(self);
+        match self.is_disk_full() {
+            true => format!("{told}; free space on the database's disk: fak needs no restart"),
+            false => told,
+        }
+    }
+
+    fn is_disk_full(&self) -> bool {
+        let Self::Unavailable(sqlx::Error::Database(error)) = self else { return false };
+        error.code().is_some_and(|code| DISK_FULL.contains(&&*code))
+    }
+}
+
+/// What SQLite and PostgreSQL call it.
+const DISK_FULL: &[&str] = &["13", "53100"];
+
 /// An error and its causes in one line.
 pub(crate) fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
@@ -400,7 +419,7 @@ impl Store {
     }
 
     fn trouble_is(&self, error: Option<&Error>) {
-        let now = error.map(|error| error_chain(error));
+        let now = error.map(Error::explained);
         self.trouble.send_if_modified(|trouble| {
             let is_other = *trouble != now;
             *trouble = now;

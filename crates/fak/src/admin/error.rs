@@ -105,8 +105,9 @@ impl IntoResponse for Error {
 
 impl From<store::Error> for Error {
     fn from(error: store::Error) -> Self {
-        tracing::error!(%error, "the store failed a request");
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_failed", error.to_string())
+        let error = error.explained();
+        tracing::error!(error, "the store failed a request");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_failed", error)
     }
 }
 

@@ -297,22 +297,26 @@ impl Target {
     }
 
     /// A pool whose connections start with `pragmas`, on SQLite. There they live as long as the
-    /// pool, since a database in memory goes with its connection, and none breaks that would have
-    /// to be tested.
+    /// pool, since a database in memory goes with its connection, and none has to be tested by a
+    /// statement. One that SQLite has rolled back by itself (a full disk, a failed read) is closed:
+    /// sqlx still counts a transaction there, and could never begin another.
     fn pool(&self, connections_max: u32, pragmas: &'static str) -> AnyPoolOptions {
         let pool = AnyPoolOptions::new().max_connections(connections_max);
         match self.kind() {
             Kind::Postgres => pool.acquire_timeout(SERVER_CONNECT_MAX),
-            Kind::Sqlite => {
-                pool.idle_timeout(None).max_lifetime(None).test_before_acquire(false).after_connect(
-                    move |connection, _| {
-                        Box::pin(async move {
-                            sqlx::raw_sql(pragmas).execute(connection).await?;
-                            Ok(())
-                        })
-                    },
-                )
-            }
+            Kind::Sqlite => pool
+                .idle_timeout(None)
+                .max_lifetime(None)
+                .test_before_acquire(false)
+                .before_acquire(|connection, _| {
+                    Box::pin(std::future::ready(Ok(!connection.is_in_transaction())))
+                })
+                .after_connect(move |connection, _| {
+                    Box::pin(async move {
+                        sqlx::raw_sql(pragmas).execute(connection).await?;
+                        Ok(())
+                    })
+                }),
         }
     }
 }

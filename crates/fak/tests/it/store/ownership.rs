@@ -37,6 +37,26 @@ async fn a_ledger_that_takes_no_rows_says_so_and_says_when_it_does_again(place: 
     assert_eq!(store.rows(&Default::default()).await.expect("read"), [], "nothing stays of checks");
 }
 
+/// As a full disk does, whose write SQLite takes back without being asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ledger_takes_rows_again_after_sqlite_rolled_a_write_back_by_itself() {
+    on_sqlite("rolled_back", async |place: &Place| {
+        let store = place.open().await;
+        let full = "CREATE TRIGGER disk_full BEFORE INSERT ON witness_intents
+            BEGIN SELECT RAISE(ROLLBACK, 'the disk is full'); END";
+        place.raw_run(full).await.expect("created");
+        for _ in 0..2 {
+            store.intent(intent("w")).await.expect_err("it is full");
+            let why = store.trouble().expect("it is told");
+            assert!(why.contains("the disk is full"), "{why}");
+        }
+        place.raw_run("DROP TRIGGER disk_full").await.expect("dropped");
+        store.intent(intent("w")).await.expect("there is room again");
+        assert_eq!(store.trouble(), None);
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_owner_whose_connection_broke_writes_nothing_once_another_took_over() {
     let name = "an_owner_whose_connection_broke";
