@@ -478,8 +478,11 @@ impl Shared {
         attempts: usize,
         mut ticket: Ticket,
     ) -> Response<Body> {
-        let claim = self.told(claim, ticket.aboard.as_mut());
         let (mut parts, mut relay) = answer.into_parts();
+        // Before the engine has begun the request may wait for its turn, while others evict.
+        let is_used = parts.status.is_success() && relay.has_begun();
+        let claim = if is_used { claim.clone() } else { claim.withdrawn() };
+        let claim = self.told(&claim, ticket.aboard.as_mut());
         let own = &mut parts.headers;
         let worker = ticket.aboard.as_ref().map(|aboard| HeaderValue::try_from(&*aboard.worker));
         if let Some(Ok(worker)) = worker {

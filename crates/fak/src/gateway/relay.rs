@@ -165,6 +165,11 @@ impl Relay {
         matches!(&self.reader, Reader::Events(_, reading) if !reading.has_begun())
     }
 
+    /// Whether the engine has begun to compute the answer, as far as what was read shows.
+    pub(super) fn has_begun(&self) -> bool {
+        self.ended.is_some() || !self.is_announced_only()
+    }
+
     /// The answer goes to the client from here on: `ticket` is told how it ends, or ended.
     pub(super) fn board(&mut self, mut ticket: Ticket) {
         match self.ended.take() {

@@ -7,9 +7,9 @@
 //! - *A marker*, a request of fak's own over HTTP, whose store has to come back on this very
 //!   connection: it ties the stream to its worker. It is asked for on each new connection, and
 //!   again where there is a doubt.
-//! - *The replay*. What it brings and the live connection does not bring within a second, the live
-//!   connection never will. A stream that is silent is compared with it, since the hole shows with
-//!   the next batch only, which a dead connection does not bring.
+//! - *The replay*. A live connection that does not bring within a second what it brings is dead, or
+//!   too late to be believed. A stream is compared with it at intervals, a silent one more often:
+//!   the hole shows with the next batch only, which a dead connection does not bring.
 //!
 //! Invariant: nothing is claimed of a connection that is not tied, of one that owes a batch for
 //! longer than that, and of one that was silent for longer than that and not compared since.
@@ -23,6 +23,8 @@ const LATE_TICKS: u32 = 4;
 /// Ticks of silence after which the replay is asked: what the live connection lost shows within
 /// 0.75 s, the replay's 0.1 s included, and within a second where the machine is busy.
 const CHECK_TICKS: u32 = 2;
+/// Ticks between two comparisons while batches come: they may come late, and ever later.
+const BUSY_CHECK_TICKS: u32 = 4;
 /// The most ticks between two connections that bring nothing: a minute.
 const REOPEN_TICKS_MAX: u32 = 240;
 
@@ -38,9 +40,10 @@ pub(super) struct Live {
     met: Option<u64>,
     /// Batches from this one on were published while it stood.
     owes_from: Option<u64>,
-    /// The highest of those that a replay brought and it did not.
+    /// The last of those that a replay brought and it did not. What later ones bring is not owed
+    /// before this is there: one that is late with each batch would never be late.
     owed: Option<u64>,
-    /// Ticks since it made progress, while it owes.
+    /// Ticks for which it has owed that one.
     owed_for: u32,
     /// Ticks since its last batch.
     silent_for: u32,
@@ -90,7 +93,8 @@ impl Live {
     }
 
     fn check_is_due(&self) -> bool {
-        self.unchecked_for >= CHECK_TICKS << self.failed_checks.min(7)
+        let every = if self.silent_for < CHECK_TICKS { BUSY_CHECK_TICKS } else { CHECK_TICKS };
+        self.unchecked_for >= every << self.failed_checks.min(7)
     }
 
     /// A replay was asked for.
@@ -124,7 +128,8 @@ impl Rank {
     /// to bring what the engine publishes.
     pub(super) fn is_proven(&self) -> bool {
         let Live { is_tied, is_dead, reopened, unproven_for, .. } = self.live;
-        let is_stale = self.can_replay() && unproven_for > LATE_TICKS;
+        // Also where replay was given up: what is silent and cannot be compared shows nothing.
+        let is_stale = self.config.replay && unproven_for > LATE_TICKS;
         !is_stale && (is_tied || (!self.config.tie && !is_dead && reopened == 0))
     }
 
@@ -169,10 +174,8 @@ impl Rank {
     /// The live connection brought a batch.
     pub(super) fn met(&mut self, head: Head, out: &mut Vec<Effect>) {
         let live = &mut self.live;
-        (live.silent_for, live.unchecked_for, live.unproven_for) = (0, 0, 0);
-        if live.met.is_none_or(|met| head.seq > met) {
-            (live.met, live.owed_for) = (Some(head.seq), 0);
-        }
+        (live.silent_for, live.unproven_for) = (0, 0);
+        live.met = live.met.max(Some(head.seq));
         live.owed = live.owed.filter(|owed| Some(*owed) > live.met);
         if !self.config.tie && !live.is_dead {
             live.reopened = 0;
@@ -194,9 +197,8 @@ impl Rank {
         let live = &mut self.live;
         let is_beyond = live.met.is_none_or(|met| head.seq > met);
         let is_owed = live.owes_from.is_some_and(|from| head.seq >= from) || live.is_marker(head);
-        if is_beyond && is_owed && !live.is_dead {
-            live.owed_for = if live.owed.is_none() { 0 } else { live.owed_for };
-            live.owed = live.owed.max(Some(head.seq));
+        if is_beyond && is_owed && !live.is_dead && (live.owed.is_none() || live.owed_for == 0) {
+            (live.owed, live.owed_for) = (live.owed.max(Some(head.seq)), 0);
         }
     }
 

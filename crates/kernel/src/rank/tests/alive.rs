@@ -367,6 +367,28 @@ fn a_silent_stream_that_cannot_be_compared_claims_nothing_after_a_second() {
     assert_eq!((shell.warm().as_str(), shell.reconnects), ("A C M", 0));
 }
 
+/// Each batch comes live, later than the one before it did.
+#[test]
+fn a_live_connection_whose_lag_grows_is_given_up() {
+    let (mut shell, mut history) = tied(true);
+    let mut brought = history.len();
+    for tick in 0..8 * SECOND {
+        history.push(batch(1, history.len() as u64, &[]));
+        if tick % 2 == 0 {
+            shell.live(&history[brought]);
+            brought += 1;
+        }
+        ticks(&mut shell, 1);
+        shell.answer_all(&history);
+        if shell.reconnects > 0 {
+            break;
+        }
+    }
+    let lag = history.len() - brought;
+    assert!(shell.reconnects == 1 && lag <= 3 * SECOND, "{lag} batches behind");
+    assert_eq!(shell.warm(), "suspended");
+}
+
 #[test]
 fn comparisons_that_fail_are_given_up_and_cost_no_belief() {
     let (mut shell, _) = tied(true);
@@ -379,7 +401,9 @@ fn comparisons_that_fail_are_given_up_and_cost_no_belief() {
         }
     }
     assert_eq!(asked, [2, 6], "after a longer wait each time");
-    assert_eq!((shell.warm().as_str(), shell.reconnects), ("A B C M", 0));
+    assert_eq!((shell.warm().as_str(), shell.reconnects), ("suspended", 0));
+    shell.live(&batch(1, 4, &[]));
+    assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("A B C M", Trust::Exact));
     ticks(&mut shell, 2 * SECOND);
     assert!(shell.asked.is_some(), "it is tried again after a minute");
 }
@@ -549,7 +573,9 @@ fn a_trial_that_does_not_begin_with_the_last_batch_counts_for_nothing() {
         }
         ticks(&mut shell, MINUTE);
         shell.answer_all(&other);
-        assert_eq!((shell.warm().as_str(), shell.reconnects), ("E", 0));
+        assert_eq!((shell.warm().as_str(), shell.reconnects), ("suspended", 0));
+        shell.live(&batch(1, 6, &[]));
+        assert_eq!(shell.warm(), "E", "it is not silent any more");
         ticks(&mut shell, 4);
         assert_eq!(shell.asked, None, "not before another minute");
     }
