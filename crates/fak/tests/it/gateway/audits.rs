@@ -38,13 +38,18 @@ async fn scripted(
     script: impl Fn(&Request) -> Reply + Send + Sync + 'static,
 ) -> (Peer, Rig, RankId) {
     let peer = Peer::start(script).await;
-    let rig = Rig::over(&[peer.url()]).await;
+    let (rig, rank) = heard(Rig::over(&[peer.url()]).await);
+    (peer, rig, rank)
+}
+
+/// With a rank whose events come.
+fn heard(rig: Rig) -> (Rig, RankId) {
     let rank = rig.index.add_rank(RankOptions::default());
     rig.state(0, |state| {
         let trust = Trust::Exact;
         state.ranks = Arc::new([fak::fleet::Rank { number: 0, id: rank, trust }]);
     });
-    (peer, rig, rank)
+    (rig, rank)
 }
 
 /// The engine announces the first three blocks of these tokens.
@@ -344,6 +349,27 @@ async fn a_claim_that_fell_before_the_head_is_not_told() {
             rig.empty().await;
             assert_eq!(rig.count("fak_claimed_tokens_total"), 0, "it is no claim");
         }
+    }
+}
+
+/// A head that has to go before the engine has begun: the request may wait for its turn, while
+/// others evict what it could use. And an answer that computed nothing.
+#[tokio::test]
+async fn an_answer_that_has_not_begun_or_is_an_error_claims_nothing() {
+    let head = Reply::Send(peer::STREAM_HEAD.as_bytes().to_vec());
+    let refused = Reply::Send(peer::json("400 Bad Request", "{\"error\":{\"message\":\"no\"}}"));
+    for (reply, status) in [(head, 200), (refused, 400)] {
+        let reply = std::sync::Mutex::new(Some(reply));
+        let peer = Peer::start(move |_| reply.lock().unwrap().take().unwrap()).await;
+        let mut setup = super::rig::setup();
+        setup.config.head_within = super::rig::SHORT;
+        let (rig, rank) = heard(Rig::with(&[peer.url()], setup).await);
+        store(&rig, rank, &tokens(0));
+        let body = prompt(&tokens(0), json!({"stream": status == 200}));
+        let answer = rig.open("POST", COMPLETIONS, &[], &body).await;
+        assert_eq!(answer.status(), status);
+        assert_eq!(answer.headers()["x-fak-kv"], "unknown");
+        assert_eq!(answer.headers()["x-fak-warm-tokens"], "0");
     }
 }
 
