@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fak_index::{EngineHash, Extra, GroupKind, RankOptions, Store};
 use fak_kernel::rank::Trust;
-use fak_kernel::{Tier, TierSet};
+use fak_kernel::{Phase, Tier, TierSet};
 use http::StatusCode;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -128,4 +128,30 @@ async fn a_failed_request_leaves_no_prediction() {
     }
     // Once the failing one was tried, the other is expected to hold the prompt, and gets all of it.
     assert!(rig.count("fak_requests_moved_total") <= 1, "{}", rig.metrics());
+}
+
+/// Else the worker that cut it would draw all that are like it.
+#[tokio::test]
+async fn a_stream_that_failed_leaves_no_prediction() {
+    let text = json!({"choices": [{"index": 0, "text": "a", "finish_reason": null}]});
+    let event = format!("data: {text}\n\n");
+    let cut = peer::stream(&[&event]);
+    let whole = peer::whole_stream(&[&event, "data: [DONE]\n\n"]);
+    let failing = Peer::start(move |_| Reply::SendAndClose(cut.clone())).await;
+    let fine = Peer::start(move |_| Reply::Send(whole.clone())).await;
+    let mut setup = setup();
+    setup.config.predicted_for = super::rig::PATIENT;
+    let rig = Rig::with(&[failing.url(), fine.url()], setup).await;
+    let tokens: Vec<u32> = (10_000..12_048).collect();
+    let body = json!({"model": MODEL, "prompt": tokens, "stream": true}).to_string();
+    let ask =
+        async || rig.post(COMPLETIONS, &body).await.header("x-fak-worker").unwrap().to_owned();
+    rig.phase(1, Phase::Error);
+    assert_eq!(ask().await, "w0");
+    rig.phase(1, Phase::Serving);
+    let mut asked = Vec::new();
+    for _ in 0..64 {
+        asked.push(ask().await);
+    }
+    assert!(asked.iter().any(|worker| worker == "w1"), "{asked:?}");
 }
