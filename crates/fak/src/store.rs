@@ -82,9 +82,12 @@ pub enum Error {
         by: String,
     },
     /// Restart fak, with the file put back where there is a copy.
-    #[error("{} was removed or replaced while fak had it open; no row is written", path.display())]
+    #[error(
+        "{} was removed or replaced while fak had it open; no row is written: restart fak",
+        path.display()
+    )]
     Gone {
-        /// The database's file, or its write-ahead log.
+        /// The database's file, its write-ahead log, or the file with its owner's lock.
         path: PathBuf,
     },
     /// Try again later. What was being written may have been written.

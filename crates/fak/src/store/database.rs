@@ -78,6 +78,8 @@ pub(super) struct Database {
     path: Option<PathBuf>,
     /// What the path named when the file was opened.
     files: Arc<OnceLock<Files>>,
+    /// The lock's file, where this process has claimed a database that is a file.
+    owner_file: Arc<OnceLock<Files>>,
     /// The right to write it, where this process has claimed it.
     ownership: Arc<Mutex<Option<Ownership>>>,
 }
@@ -101,14 +103,18 @@ impl Database {
             _ => target.pool(READERS_MAX, SQLITE_READER).connect_lazy_with(options.clone()),
         };
         let (kind, path) = (target.kind(), target.path());
-        let (files, ownership) = (Arc::default(), Arc::default());
-        Ok(Self { kind, options, writer, reader, path, files, ownership })
+        let (files, owner_file, ownership) = Default::default();
+        Ok(Self { kind, options, writer, reader, path, files, owner_file, ownership })
     }
 
     /// Makes this process the only fak that writes this database, until it closes or dies.
     pub(super) async fn own(&self, who: &str) -> Result<(), Error> {
         let ownership = match (&self.path, self.kind) {
-            (Some(path), _) => Ownership::of_file(&followed(path), who)?,
+            (Some(path), _) => {
+                let (ownership, file) = Ownership::of_file(&followed(path), who)?;
+                self.owner_file.get_or_init(|| file);
+                ownership
+            }
             (None, Kind::Postgres) => Ownership::of_server(&self.options, who).await?,
             (None, Kind::Sqlite) => return Ok(()), // in memory: nobody else can reach it
         };
@@ -125,10 +131,14 @@ impl Database {
         Ok(())
     }
 
-    /// Whether what was written is where its path says. SQLite goes on writing a file that was
-    /// removed, and what it writes there is lost.
+    /// Whether what was written is where its path says, and no other fak can claim it. SQLite goes
+    /// on writing a file that was removed, and what it writes there is lost; the lock of a file
+    /// that was removed keeps nobody out.
     pub(super) fn check_files(&self) -> Result<(), Error> {
-        self.files.get().map_or(Ok(()), Files::check)
+        [&self.files, &self.owner_file]
+            .into_iter()
+            .filter_map(|files| files.get())
+            .try_for_each(Files::check)
     }
 
     /// Which it is.

@@ -1,15 +1,15 @@
 //! Whether the ledger's files are still those that are open.
 //!
 //! Invariant: what is called durable is in the files that the path names, so that the next fak
-//! finds it there.
+//! finds it there; and the lock of its owner is where the next fak tries to take it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::Error;
 
-/// The database and its write-ahead log, as they were when they were opened.
+/// Files of the ledger, as they were when they were opened.
 #[derive(Debug)]
 pub(super) struct Files(Vec<(PathBuf, Option<Identity>)>);
 
@@ -24,11 +24,17 @@ struct Identity {
 }
 
 impl Files {
-    /// The files that `path` names now. To be called once something was written: then both exist.
+    /// The database that `path` names now, and its write-ahead log. To be called once something
+    /// was written: then both exist.
     pub(super) fn at(path: &Path) -> Self {
         let mut log = followed(path).into_os_string();
         log.push("-wal");
         Self([path.to_owned(), log.into()].map(|path| (path.clone(), identity(&path))).into())
+    }
+
+    /// The file that is open at `path`.
+    pub(super) fn opened(path: PathBuf, file: &File) -> Self {
+        Self(vec![(path, file.metadata().ok().map(|found| Identity::of(&found)))])
     }
 
     /// # Errors
@@ -54,6 +60,11 @@ pub(super) fn followed(path: &Path) -> PathBuf {
 }
 
 fn identity(path: &Path) -> Option<Identity> {
-    let found = fs::metadata(path).ok()?;
-    Some(Identity { device: found.dev(), inode: found.ino() })
+    fs::metadata(path).ok().map(|found| Identity::of(&found))
+}
+
+impl Identity {
+    fn of(found: &fs::Metadata) -> Self {
+        Self { device: found.dev(), inode: found.ino() }
+    }
 }

@@ -5,13 +5,14 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use sqlx::any::AnyConnectOptions;
 use sqlx::{AnyConnection, Connection as _, Row as _};
 
 use super::Error;
 use super::database::LOCK_SPACE;
+use super::files::Files;
 
 /// The right to write a ledger; it goes with the process.
 pub(super) enum Ownership {
@@ -47,12 +48,14 @@ const HOLDER: &str = "SELECT a.application_name, a.pid::int4 AS pid, \
 
 impl Ownership {
     /// Of the database at `path`, for `who`, who is shown to others that want it.
-    pub(super) fn of_file(path: &Path, who: &str) -> Result<Self, Error> {
+    /// It holds as long as the lock's file, which comes with it, is the one that its path names.
+    pub(super) fn of_file(path: &Path, who: &str) -> Result<(Self, Files), Error> {
         let mut name = path.as_os_str().to_owned();
         name.push("-owner");
+        let name = PathBuf::from(name);
         let io = |error: std::io::Error| Error::Unavailable(sqlx::Error::Io(error));
         let mut options = OpenOptions::new();
-        let mut lock = options.read(true).write(true).create(true).truncate(false).open(name);
+        let mut lock = options.read(true).write(true).create(true).truncate(false).open(&name);
         let lock_file = lock.as_mut().map_err(|error| io(error.kind().into()))?;
         match lock_file.try_lock() {
             Ok(()) => {}
@@ -67,7 +70,10 @@ impl Ownership {
         lock_file.set_len(0).map_err(io)?;
         lock_file.seek(SeekFrom::Start(0)).map_err(io)?;
         lock_file.write_all(who.as_bytes()).map_err(io)?;
-        Ok(Self::File { _lock: lock.map_err(io)? })
+        let lock = lock.map_err(io)?;
+        let files = Files::opened(name, &lock);
+        files.check()?;
+        Ok((Self::File { _lock: lock }, files))
     }
 
     /// Of the database on a server.

@@ -121,6 +121,29 @@ async fn a_row_is_not_called_durable_in_a_file_that_was_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_owner_whose_lock_was_removed_writes_nothing_once_another_took_over() {
+    on_sqlite("lock_gone", async |place: &Place| {
+        let (first, second) = (place.open().await, place.open().await);
+        first.own("first").await.expect("it is free");
+        let seq = first.intent(intent("w")).await.expect("its owner writes");
+        let lock = format!("{}-owner", place.url.strip_prefix("sqlite:").expect("a file"));
+        fs::remove_file(&lock).expect("gone");
+        second.own("second").await.expect("nobody locks the file that is there now");
+        second.intent(intent("w")).await.expect("its owner writes");
+        for error in [
+            first.intent(intent("w")).await.expect_err("it is the second's"),
+            first.outcome(seq, outcome()).await.expect_err("it is the second's"),
+            first.check().await.expect_err("it is the second's"),
+        ] {
+            assert!(matches!(&error, Error::Gone { path } if path.ends_with("fak.db-owner")));
+        }
+        assert!(first.trouble().expect("told").contains("fak.db-owner was removed or replaced"));
+        assert_eq!(second.rows(&Default::default()).await.expect("read").len(), 2);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_ledger_whose_path_is_a_link_is_written_and_has_one_owner() {
     on_sqlite("linked", async |place: &Place| {
         place.open().await.close().await;
