@@ -49,6 +49,8 @@ pub struct State {
     pub pace: Pace,
     /// This life of its process, as far as it can be named.
     pub incarnation: Option<Arc<str>>,
+    /// Lives of its process that began while fak followed it, named or not; it only grows.
+    pub lives: u64,
     /// The engine's version, where it told.
     pub version: Option<Arc<str>>,
     /// What its KV is computed with, where it told in this life.
@@ -255,6 +257,7 @@ impl State {
             is_progressing: true,
             pace: Pace::default(),
             incarnation: None,
+            lives: 0,
             version: None,
             kv_identity: None,
             models: Models::default(),
@@ -381,6 +384,13 @@ impl Snapshot {
     #[must_use]
     pub fn get(&self, id: &str) -> Option<&View> {
         self.workers.iter().find(|view| *view.worker.id == *id)
+    }
+
+    /// Lives that began on any worker while fak followed it; it only grows. An engine may answer
+    /// otherwise in another life, whatever its version.
+    #[must_use]
+    pub fn lives(&self) -> u64 {
+        self.workers.iter().map(|view| view.state.lives).sum()
     }
 }
 

@@ -108,6 +108,8 @@ pub(super) struct Audit {
     pub(super) worker: Arc<str>,
     /// The life of its process when the request was sent.
     pub(super) life: Option<Arc<str>>,
+    /// How many lives it had begun then.
+    pub(super) lives: u64,
     pub(super) claim: Claim,
     /// The prompt, where its tokens are known.
     pub(super) prompt: Option<CachePrompt>,
@@ -365,9 +367,8 @@ impl Desk {
             tracing::error!(
                 %worker,
                 "the engine counted two prompts of one kind otherwise than its /tokenize: none of \
-                 this kind (route, model, fields) is claimed any more; compare what /tokenize and \
-                 the engine's chat template make of such a request, and restart fak once they \
-                 agree",
+                 this kind (route, model, fields) is claimed any more, until a worker restarts; \
+                 compare what /tokenize and the engine's chat template make of such a request",
             );
         }
         false
@@ -556,6 +557,7 @@ mod tests {
             let audit = Audit {
                 worker: "w".into(),
                 life: None,
+                lives: 0,
                 claim: claim.clone(),
                 prompt: Some(prompt.clone()),
                 turn: None,

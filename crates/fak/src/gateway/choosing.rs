@@ -61,7 +61,7 @@ impl Shared {
             };
             let Target { number, view, rank, .. } = targets[decision.chosen];
             if let Some(inside) = view.worker.door.enter() {
-                if self.has_other_weights(number, view) {
+                if self.has_changed(number, view) {
                     return Choice::Outdated;
                 }
                 self.metrics.routed(decision.reason);
@@ -81,12 +81,13 @@ impl Shared {
         }
     }
 
-    /// Whether a worker's weights, or what it may hold of others, are not as in `view`: then the
-    /// salt and the claim made by it are not either.
-    fn has_other_weights(&self, number: usize, view: &View) -> bool {
+    /// Whether a worker's life, its weights, or what it may hold of others, are not as in `view`:
+    /// then the tokens, the salt and the claim made by it are not either.
+    fn has_changed(&self, number: usize, view: &View) -> bool {
         let snapshot = self.fleet.snapshot();
         snapshot.workers.get(number).is_none_or(|now| {
-            now.state.standing.stale != view.state.standing.stale
+            now.state.lives != view.state.lives
+                || now.state.standing.stale != view.state.standing.stale
                 || now.state.weights() != view.state.weights()
         })
     }

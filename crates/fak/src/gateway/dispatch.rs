@@ -259,6 +259,7 @@ impl Shared {
             let audit = Audit {
                 worker: Arc::clone(&worker),
                 life: view.state.incarnation.clone(),
+                lives: view.state.lives,
                 claim: claim.clone(),
                 prompt,
                 turn: job.turn.clone(),

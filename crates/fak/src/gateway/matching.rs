@@ -96,7 +96,8 @@ impl Shared {
         if matchable.is_empty() {
             return Err(why);
         }
-        self.prompts.tokens(request, &matchable).await
+        let lives = self.fleet.snapshot().lives();
+        self.prompts.tokens(request, &matchable, lives).await
     }
 }
 

@@ -1,8 +1,8 @@
 //! Prompts that an engine counted otherwise than fak: their tokens are not the engine's.
 //!
 //! Invariant: such a prompt is not matched again, and after two prompts of one kind none of that
-//! kind is. The number of both is bounded; past it the oldest is forgotten, and is found out anew
-//! by its next answer.
+//! kind is, until a worker begins another life. The number of both is bounded; past it the oldest
+//! is forgotten, and is found out anew by its next answer.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::Hash;
@@ -22,7 +22,8 @@ pub(super) struct Miscounted(Mutex<Entries>);
 #[derive(Debug, Default)]
 struct Entries {
     prompts: Remembered<u128, ()>,
-    kinds: Remembered<u64, HashSet<u128>>,
+    /// By their lives and shape.
+    kinds: Remembered<(u64, u64), HashSet<u128>>,
 }
 
 impl Miscounted {
@@ -30,7 +31,7 @@ impl Miscounted {
     pub(super) fn has(&self, source: Source) -> bool {
         // Whole after each insertion, whatever panicked elsewhere.
         let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let kind = entries.kinds.by_key.get(&source.shape);
+        let kind = entries.kinds.by_key.get(&(source.lives, source.shape));
         entries.prompts.by_key.contains_key(&source.digest)
             || kind.is_some_and(|prompts| prompts.len() >= OF_A_KIND)
     }
@@ -39,7 +40,7 @@ impl Miscounted {
     pub(super) fn add(&self, source: Source) -> bool {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         entries.prompts.entry(source.digest);
-        let prompts = entries.kinds.entry(source.shape);
+        let prompts = entries.kinds.entry((source.lives, source.shape));
         let before = prompts.len();
         if before < OF_A_KIND {
             prompts.insert(source.digest);

@@ -74,7 +74,11 @@ impl Shared {
         let asker = Asker { pinned: aboard.pinned, is_alone: aboard.inside.is_alone() };
         let prompt = aboard.audit.as_ref().and_then(|(_, audit)| audit.prompt.as_ref());
         let told = still(&self.index, &view.state, prompt, asker, claim);
-        let told = if self.is_withheld(&aboard.worker) { told.withdrawn() } else { told };
+        // The tokens are what the engine made of the prompt in another life.
+        let audit = aboard.audit.as_ref().map(|(_, audit)| audit);
+        let is_other_life = audit.is_some_and(|audit| audit.lives != view.state.lives);
+        let is_void = is_other_life || self.is_withheld(&aboard.worker);
+        let told = if is_void { told.withdrawn() } else { told };
         if let Some((_, audit)) = &mut aboard.audit {
             audit.claim = told.clone();
         }

@@ -2,10 +2,11 @@
 //! each prompt.
 //!
 //! Invariant: tokens are those of the request, or there are none; those of a chat are of the day on
-//! which it is asked for, since templates write the date; and the cache is bounded by the tokens
-//! that it holds. One model name is taken to mean one template on all workers of one engine
+//! which it is asked for, since templates write the date; nothing that an engine told outlives any
+//! worker's life, since the next one may have another template; and the cache is bounded by the
+//! tokens that it holds. One model name is taken to mean one template on all workers of one engine
 //! version; where an engine then counts a prompt otherwise, that prompt is not matched again, and
-//! after two such nothing of its kind is.
+//! after two such nothing of its kind is for a while.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -75,12 +76,14 @@ pub(super) struct Source {
     pub(super) digest: u128,
     /// Of the kind of request: route, model, fields, the engine's version.
     pub(super) shape: u64,
+    /// How many lives the fleet's workers had begun: in each an engine may make other tokens.
+    pub(super) lives: u64,
 }
 
 #[cfg(test)]
 impl Source {
     pub(super) fn new(digest: u128, shape: u64) -> Self {
-        Self { digest, shape }
+        Self { digest, shape, lives: 0 }
     }
 }
 
@@ -106,15 +109,17 @@ impl Prompts {
     }
 
     /// The tokens of a request's prompt, by way of one of `candidates` (by their number in the
-    /// fleet), and where they come from; or why there are none.
+    /// fleet), and where they come from; or why there are none. `lives`: those that the fleet's
+    /// workers have begun.
     pub(super) async fn tokens(
         &self,
         request: &Request,
         candidates: &[(usize, &View)],
+        lives: u64,
     ) -> Result<(Matched, Matching), Matching> {
-        let digest = self.digest(request, candidates, (self.clock)());
+        let digest = self.digest(request, candidates, (self.clock)(), lives);
         let shape = prompt_shape(request, self.seed) ^ version_digest(candidates, self.seed);
-        let source = Source { digest, shape };
+        let source = Source { digest, shape, lives };
         if self.miscounted.has(source) {
             return Err(Matching::Miscounted);
         }
@@ -169,13 +174,20 @@ impl Prompts {
         is_due
     }
 
-    fn digest(&self, request: &Request, candidates: &[(usize, &View)], at: Timestamp) -> u128 {
+    fn digest(
+        &self,
+        request: &Request,
+        candidates: &[(usize, &View)],
+        at: Timestamp,
+        lives: u64,
+    ) -> u128 {
         let version = candidates.first().and_then(|(_, view)| view.state.version.as_deref());
         let date = match request.api() {
             Api::Chat => at.as_second().div_euclid(SAME_DATE_SECONDS),
             Api::Completions => 0,
         };
-        let around = [&date.to_le_bytes(), version.unwrap_or_default().as_bytes()].concat();
+        let version = version.unwrap_or_default().as_bytes();
+        let around = [&date.to_le_bytes()[..], &lives.to_le_bytes(), version].concat();
         xxh3_128_with_seed(&around, self.seed) ^ prompt_digest(request, self.seed)
     }
 
@@ -216,7 +228,7 @@ mod tests {
         let prompts = Prompts::new(1 << 10, 1, 7, Timestamp::now);
         let digest = |api, at: &str| {
             let request = Request::parse(api, br#"{"model":"m","messages":[],"prompt":"p"}"#);
-            prompts.digest(&request.expect("a body"), &[], at.parse().expect("a time"))
+            prompts.digest(&request.expect("a body"), &[], at.parse().expect("a time"), 0)
         };
         for (before, midnight, after) in [
             ("2026-11-29T23:59:59Z", "2026-11-30T00:00:00Z", "2026-11-30T00:14:59Z"),

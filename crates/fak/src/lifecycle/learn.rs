@@ -71,6 +71,10 @@ impl Owner {
 
     /// The engine may be another from here on: what the one before told says nothing of it.
     pub(super) fn forget_life(&mut self) {
+        self.state.lives += 1;
+        let lives = self.state.lives;
+        // At once: a look takes its time, and until its end the old tokens would count.
+        self.config.fleet.update(&self.worker.id, |shown| shown.lives = lives);
         self.told = engine::Capabilities::default();
         self.has_learnt = false;
         self.has_said_mixed = false;

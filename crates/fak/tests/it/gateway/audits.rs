@@ -373,6 +373,21 @@ async fn an_answer_that_has_not_begun_or_is_an_error_claims_nothing() {
     }
 }
 
+/// Its tokens are the old life's: the new one may have another template, and others' blocks.
+#[tokio::test]
+async fn nothing_is_told_of_a_prompt_whose_worker_began_another_life_before_the_head() {
+    for begins in [false, true] {
+        let (_peer, rig, _, mut arrived) = waiting().await;
+        let prompted = tokens(0);
+        let (told, ()) = tokio::join!(claimed(&rig, &prompted), async {
+            let steps = arrived.recv().await.unwrap();
+            rig.state(0, |state| state.lives += u64::from(begins));
+            steps.send(answer(Some(0))).await.unwrap();
+        });
+        assert_eq!(told, said(if begins { "unknown" } else { "cold" }, "0"));
+    }
+}
+
 /// Of a prompt that an engine begins to evict from its end, the beginning is as warm as it was.
 #[tokio::test]
 async fn what_still_holds_of_a_claim_is_told() {

@@ -1,6 +1,7 @@
 //! Which requests are matched with a worker's cache, and as what.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use fak::engine::{Model, Models};
 use fak_index::{EngineHash, Extra, ExtraKey, GroupKind, RankOptions, Store};
@@ -277,4 +278,87 @@ async fn a_prompt_that_is_counted_otherwise_is_not_claimed_again_nor_its_kind_af
     // Of another kind nothing is known.
     let tools = json!({"tools": [{"type": "function"}]});
     assert_eq!(warm(&rig, CHAT, &chat(&third, tools)).await, said("warm", "gpu=96"));
+}
+
+/// An engine whose template puts a token before the prompt; it makes `first` of it now.
+fn templated(first: &Arc<AtomicU32>) -> impl Fn(&Request) -> Reply + use<> {
+    let first = Arc::clone(first);
+    move |request| {
+        let body = request.json();
+        let text = body["messages"][0]["content"].as_str().unwrap();
+        let words = text.split(' ').map(|word| word.parse().unwrap());
+        let tokens: Vec<u32> = [first.load(Ordering::Acquire)].into_iter().chain(words).collect();
+        if request.line() != "POST /tokenize" {
+            return Reply::Send(answer(tokens.len()));
+        }
+        let body = json!({"count": tokens.len(), "max_model_len": 4096, "tokens": tokens});
+        Reply::Send(peer::json("200 OK", &body.to_string()))
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_is_tokenized_anew_once_a_worker_began_another_life() {
+    let first = Arc::new(AtomicU32::new(7));
+    let peer = Peer::start(templated(&first)).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    let text = words(&tokens(1000));
+    let messages = json!([{"role": "user", "content": text}]);
+    let ask = async || warm(&rig, CHAT, &json!({"model": MODEL, "messages": messages})).await;
+    let rendered = |first| [vec![first], tokens(1000)].concat();
+    hold(&rig, 0, &rendered(7));
+    assert_eq!(ask().await, said("warm", "gpu=96"));
+    assert_eq!(ask().await, said("warm", "gpu=96"));
+    assert_eq!((matching(&rig, "asked"), matching(&rig, "known")), (1, 1));
+    // Of the same version, with a template that renders equally many tokens.
+    first.store(8, Ordering::Release);
+    hold(&rig, 0, &rendered(8));
+    rig.state(0, |state| state.lives += 1);
+    assert_eq!(ask().await, said("warm", "gpu=96"), "as cold it would be a lie");
+    assert_eq!(matching(&rig, "asked"), 2);
+}
+
+#[tokio::test]
+async fn what_was_counted_otherwise_is_forgotten_with_the_life() {
+    let peer = Peer::start(counting(7)).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    let ask = async |tokens: &[u32]| {
+        hold(&rig, 0, tokens);
+        warm(&rig, COMPLETIONS, &json!({"model": MODEL, "prompt": tokens})).await
+    };
+    for n in 0..2 {
+        assert_eq!(ask(&tokens(n * 1000)).await, said("warm", "gpu=96"));
+        rig.counted("fak_requests_token_mismatches_total", u64::from(n) + 1).await;
+    }
+    assert_eq!(ask(&tokens(2000)).await, said("unknown", "0"), "the kind");
+    rig.state(0, |state| state.lives += 1);
+    assert_eq!(ask(&tokens(2000)).await, said("warm", "gpu=96"));
+    assert_eq!(ask(&tokens(0)).await, said("warm", "gpu=96"), "a prompt that was counted so");
+}
+
+/// The first answer of `/tokenize` is the old life's, on its way when the next one begins.
+#[tokio::test]
+async fn tokens_of_the_life_before_are_not_used_where_another_began_meanwhile() {
+    let (steps, replies) = tokio::sync::mpsc::channel(1);
+    let replies = std::sync::Mutex::new(Some(replies));
+    let next = templated(&Arc::new(AtomicU32::new(8)));
+    let mut peer = Peer::start(move |request| {
+        let is_first = request.line() == "POST /tokenize";
+        let first = is_first.then(|| replies.lock().unwrap().take()).flatten();
+        first.map_or_else(|| next(request), Reply::Steps)
+    })
+    .await;
+    let rig = Rig::over(&[peer.url()]).await;
+    let rendered = |first| [vec![first], tokens(1000)].concat();
+    hold(&rig, 0, &rendered(8));
+    let messages = json!([{"role": "user", "content": words(&tokens(1000))}]);
+    let body = json!({"model": MODEL, "messages": messages});
+    let (told, ()) = tokio::join!(warm(&rig, CHAT, &body), async {
+        assert_eq!(peer.request().await.line(), "POST /tokenize");
+        rig.state(0, |state| state.lives += 1);
+        let old = json!({"tokens": rendered(7), "count": 101, "max_model_len": 4096}).to_string();
+        steps.send(peer::json("200 OK", &old)).await.unwrap();
+        drop(steps);
+    });
+    assert_eq!(told, said("warm", "gpu=96"));
+    assert_eq!(matching(&rig, "asked"), 2);
 }

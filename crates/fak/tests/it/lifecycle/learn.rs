@@ -100,6 +100,22 @@ async fn after_a_restart_no_model_is_known_until_the_new_life_names_it() {
 }
 
 #[tokio::test]
+async fn each_life_that_begins_is_counted() {
+    let start = Arc::new(Mutex::new("1000.5"));
+    let told = Arc::clone(&start);
+    let scripted = Scripted::start(move |request| match request.line() {
+        "GET /metrics" => started(*told.lock().unwrap()),
+        _ => idle(request),
+    })
+    .await;
+    for (now, lives) in [("1000.5", 0), ("2000.5", 1), ("2000.5", 1), ("3000.5", 2)] {
+        *start.lock().unwrap() = now;
+        scripted.look().await;
+        assert_eq!(scripted.state().lives, lives, "{now}");
+    }
+}
+
+#[tokio::test]
 async fn what_an_engine_was_proven_to_do_counts_for_its_life() {
     let mut rig = Rig::fronted(SimConfig::default()).await;
     let before = rig.state();
