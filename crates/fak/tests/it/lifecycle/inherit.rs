@@ -167,12 +167,14 @@ async fn a_clear_that_an_earlier_fak_left_owed_is_nobody_elses() {
     rig.act(Move::Pause { mode: Mode::Abort, clear: true, keep_tier: false }).await;
     rig.fak_ends().await;
     let second = rig.second_fak().await;
+    assert!(second.state().is_recovering, "nothing counts before the clear is in");
     let row = second.act(Move::Resume).await;
     assert!(row.serving, "{row:?}");
     let rank = second.lifecycle.ranks("w").await.unwrap().remove(0);
     let is_in = |status: &Status| status.trust == Trust::Exact && status.tally.clears > 1;
     timeout(Duration::from_secs(10), rank.wait_for(is_in)).await.unwrap().unwrap();
     second.lifecycle.look("w").await.unwrap();
+    assert!(!second.state().is_recovering);
     let rows = rig.rows().await;
     assert_eq!(rows.last().unwrap().action, Action::Resume, "{rows:?}");
     assert!(rows.iter().all(|row| row.action != Action::Drift), "{rows:?}");
@@ -183,4 +185,29 @@ async fn a_clear_that_an_earlier_fak_left_owed_is_nobody_elses() {
     timeout(Duration::from_secs(10), cleared).await.unwrap().unwrap();
     second.lifecycle.look("w").await.unwrap();
     assert_eq!(rig.last_row().await.action, Action::Drift);
+}
+
+/// The first batch that the second fak hears is older than the clear.
+#[tokio::test]
+async fn a_clear_that_was_left_owed_is_nobody_elses_behind_a_batch_of_before() {
+    let mut rig = Rig::start().await;
+    rig.warm(&prompt(1)).await;
+    rig.sim.faults().hold_publisher(true);
+    rig.ask(&prompt(2)).await;
+    rig.act(Move::Pause { mode: Mode::Abort, clear: true, keep_tier: false }).await;
+    rig.fak_ends().await;
+    let second = rig.second_fak().await;
+    let rank = second.lifecycle.ranks("w").await.unwrap().remove(0);
+    timeout(Duration::from_secs(10), rank.wait_for(|status| status.connections > 0))
+        .await
+        .unwrap()
+        .unwrap();
+    rig.sim.faults().hold_publisher(false);
+    let row = second.act(Move::Resume).await;
+    assert!(row.serving, "{row:?}");
+    let is_in = |status: &Status| status.trust == Trust::Exact && status.tally.clears > 0;
+    timeout(Duration::from_secs(10), rank.wait_for(is_in)).await.unwrap().unwrap();
+    second.lifecycle.look("w").await.unwrap();
+    let rows = rig.rows().await;
+    assert!(rows.iter().all(|row| row.action != Action::Drift), "{rows:?}");
 }
