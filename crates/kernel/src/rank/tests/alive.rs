@@ -702,6 +702,21 @@ fn no_action_of_faks_explains_a_clear_of_a_new_process() {
     assert_eq!(unexplained(&shell), [1]);
 }
 
+/// What the history brings of others does not stand for what an earlier fak left owed.
+#[test]
+fn a_clear_that_is_owed_still_comes_after_clears_of_the_past() {
+    let mut shell = Shell::tying(true);
+    shell.feed(Event::MayOwe);
+    let mut history = Vec::from([batch(1, 0, &[Store("A")]), batch(1, 1, &[Clear])]);
+    shell.answer(&history);
+    history.push(marked(&shell, 2, &[Store("M")]));
+    shell.live(&history[2]);
+    shell.answer_all(&history);
+    shell.live(&batch(1, 3, &[Clear]));
+    assert_eq!(unexplained(&shell), []);
+    assert!(shell.notes.contains(&Note::ClearAmbiguous { clears: 1 }), "{:?}", shell.notes);
+}
+
 #[test]
 fn clears_that_waited_in_the_engine_before_fak_listened_are_history() {
     let (mut shell, mut history) = (Shell::tying(true), abc());
