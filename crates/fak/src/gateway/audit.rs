@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::claim::{Basis, CachePrompt, Claim, Kv};
 use super::metrics::Metrics;
+use super::miscounted::KIND_FOR;
 use super::owed::{Debt, LATE_AFTER, Owed, Reminders};
 use super::prompt::Prompts;
 use super::{Contradiction, Doubt};
@@ -345,7 +346,7 @@ impl Desk {
     }
 
     /// Whether the engine counts the prompt as it was matched; if not, it is another prompt, and
-    /// neither it nor, in the end, its kind is matched again.
+    /// it is not matched again, and after two such its kind is not for a while.
     fn is_counted_alike(&self, audit: &Audit, usage: Option<Usage>) -> bool {
         let (Some(prompt), Some(usage)) = (&audit.prompt, usage) else { return false };
         if !audit.is_single {
@@ -363,11 +364,13 @@ impl Desk {
             engine_tokens,
             "the engine counts a prompt otherwise than its /tokenize: it is not matched again",
         );
-        if self.parts.prompts.miscounted(prompt.source) {
+        if self.parts.prompts.miscounted(prompt.source, Instant::now()) {
+            let seconds = KIND_FOR.as_secs();
             tracing::error!(
                 %worker,
-                "the engine counted two prompts of one kind otherwise than its /tokenize: none of \
-                 this kind (route, model, fields) is claimed any more, until a worker restarts; \
+                seconds,
+                "the engine counted prompts of one kind otherwise than its /tokenize: none of this \
+                 kind (route, model, fields) is claimed for a while, or until a worker restarts; \
                  compare what /tokenize and the engine's chat template make of such a request",
             );
         }

@@ -120,7 +120,7 @@ impl Prompts {
         let digest = self.digest(request, candidates, (self.clock)(), lives);
         let shape = prompt_shape(request, self.seed) ^ version_digest(candidates, self.seed);
         let source = Source { digest, shape, lives };
-        if self.miscounted.has(source) {
+        if self.miscounted.has(source, Instant::now()) {
             return Err(Matching::Miscounted);
         }
         if self.contradicted.has(shape, Instant::now()) {
@@ -147,10 +147,10 @@ impl Prompts {
         }
     }
 
-    /// An engine counted this prompt otherwise; whether nothing of its kind is matched any more
-    /// from now on.
-    pub(super) fn miscounted(&self, source: Source) -> bool {
-        self.miscounted.add(source)
+    /// An engine counted this prompt otherwise; whether from now on nothing of its kind is matched
+    /// for a while.
+    pub(super) fn miscounted(&self, source: Source, now: Instant) -> bool {
+        self.miscounted.add(source, now)
     }
 
     /// A claim on `rank` for a prompt was contradicted; whether the whole rank is in doubt.
