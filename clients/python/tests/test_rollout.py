@@ -42,7 +42,7 @@ def test_a_held_worker_is_its_holders_alone(fak: Client) -> None:
         fak.wake(worker="sim-0", weights="same")
     assert held.value.row is not None
     assert (held.value.row.reason, held.value.row.evidence) == ("held", "not_sent")
-    with pytest.raises(Refused, match="trainer-7") as other:
+    with pytest.raises(Refused, match="by trainer-7") as other:
         fak.rollout.end(weights="same", workers=["sim-0"], holder="trainer-8")
     assert [end.reason for end in other.value.workers] == ["held"]
     with pytest.raises(Refused):
@@ -52,7 +52,12 @@ def test_a_held_worker_is_its_holders_alone(fak: Client) -> None:
 
     assert fak.wake(worker="sim-0", tags=["weights"], holder="trainer-7").phase == "waking"
     assert fak.wake(worker="sim-0", weights="same", force=True).phase == "serving"
-    fak.rollout.end(weights="same", workers=["sim-0"], holder="trainer-7")
+    with pytest.raises(Refused, match="`trainer-7` holds no worker"):
+        fak.rollout.end(weights="same", holder="trainer-7")
+    with pytest.raises(Refused, match="sim-0") as free:
+        fak.rollout.end(weights="same", workers=["sim-0"], holder="trainer-7")
+    assert [end.reason for end in free.value.workers] == ["not_held"]
+    assert fak.worker("sim-1").phase == "paused", "an operator paused it"
 
 
 def test_a_block_ends_as_was_said(kept: Client, keeper: process.Gateway) -> None:

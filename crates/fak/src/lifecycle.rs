@@ -39,6 +39,7 @@ use std::time::Duration;
 
 use fak_index::RankId;
 use fak_kernel::witness::{Move, Quarantine, Refusal};
+use serde_json::Value;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
@@ -75,13 +76,16 @@ pub struct Request {
     pub holder: Option<String>,
     /// Do it although somebody else holds the worker. Where it serves then, the hold is over.
     pub force: bool,
+    /// What the end of a rollout stated, where this is a part of one: its rows carry it.
+    pub ends: Option<Box<Value>>,
 }
 
 impl Request {
     /// `mv`, asked by nobody's session, with 30 s to drain.
     #[must_use]
     pub fn new(mv: Move) -> Self {
-        Self { mv, session: None, allow_evict: false, drain: DRAIN, holder: None, force: false }
+        let (session, holder, ends) = (None, None, None);
+        Self { mv, session, allow_evict: false, drain: DRAIN, holder, force: false, ends }
     }
 }
 

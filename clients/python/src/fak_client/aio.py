@@ -304,7 +304,9 @@ class AsyncRollouts:
         stage: Literal["weights"] | None = None,
         canary: bool | None = None,
     ) -> tuple[Ended, ...]:
-        """Wakes workers, evicts what other weights computed, and lets the workers go.
+        """Wakes workers, by default all that the holder holds, and lets them go.
+
+        What other weights computed is evicted. A worker that the holder does not hold is refused.
 
         When it returns, they serve; with `stage="weights"` only the weights' memory is awake, to be
         written to. Raises `Refused` or `Failed`, with a result for each worker.

@@ -2,7 +2,8 @@
 //! that the trainer answers for.
 //!
 //! Invariant: 200 means that every worker that was meant is done; anything less names each worker's
-//! outcome, and 409 means that the others are as they were.
+//! outcome, and 409 means that the others are as they were. An end acts on no worker that its
+//! holder does not hold.
 
 use std::sync::Arc;
 
@@ -11,21 +12,25 @@ use axum::body::Bytes;
 use axum::extract::{RawQuery, State};
 use axum::response::{IntoResponse as _, Response};
 use fak_kernel::Phase;
-use fak_kernel::witness::{Level, Mode, Reason, Weights};
+use fak_kernel::witness::{Level, Mode, Reason, Refusal, Weights};
 use futures_util::future::join_all;
+use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::AdminState;
 use super::error::Error;
 use super::options::{Fields, no_query_of};
 use super::refusal;
-use crate::lifecycle::{self, Begin, Begun, DRAIN, End, Ended, Ending};
+use crate::lifecycle::{self, Begin, Begun, Canary, DRAIN, End, Ended, Ending};
 use crate::store::Row;
 
 /// Who holds a worker, where nobody says.
 const HOLDER: &str = "rollout";
 /// Bytes of a holder's name, and of a weight version.
 const NAME_BYTES_MAX: usize = 256;
+
+/// Workers that a message names.
+const NAMED_MAX: usize = 16;
 
 const BEGIN: &[&str] =
     &["workers", "level", "mode", "keep_tier", "allow_evict", "drain_ms", "holder", "canary"];
@@ -86,7 +91,7 @@ pub(super) async fn end(
         is_weights_only,
         canary: fields.flag_of("canary")?,
     };
-    let workers = meant(&state, &fields)?;
+    let workers = held(&state, &fields, &end).await?;
     let ends = join_all(workers.iter().map(|worker| state.lifecycle.end(worker, end.clone())));
     let ends = ends.await.into_iter().zip(&workers).map(|(ended, worker)| {
         if let Ok(ended) = &ended {
@@ -118,6 +123,93 @@ fn meant(state: &AdminState, fields: &Fields) -> Result<Vec<Arc<str>>, Error> {
         return Err(fields.wrong("workers", "a list of workers, or absent for all"));
     }
     Ok(meant)
+}
+
+/// The workers whose hold `end` ends: each of those named, or all that its holder holds. A worker
+/// that this very end let go before may be named again, so that an end can be repeated.
+async fn held(state: &AdminState, fields: &Fields, end: &End) -> Result<Vec<Arc<str>>, Error> {
+    let holds = state.store.hold_list().await?;
+    let holder_of = |worker: &str| {
+        let hold = holds.iter().find(|hold| hold.worker == worker);
+        hold.map(|hold| hold.holder.as_str())
+    };
+    let (own, others): (Vec<_>, Vec<_>) = meant(state, fields)?
+        .into_iter()
+        .partition(|worker| holder_of(worker) == Some(end.holder.as_str()));
+    if fields.texts("workers")?.is_none() {
+        let listed = || list_of(others.iter().map(|worker| (&**worker, holder_of(worker))));
+        return if own.is_empty() { Err(holds_none(&end.holder, &listed())) } else { Ok(own) };
+    }
+    let (mut workers, mut strangers) = (own, Vec::new());
+    for worker in others {
+        let is_free = holder_of(&worker).is_none();
+        match is_free && end.was_done(&state.store, &worker).await? {
+            true => workers.push(worker),
+            false => strangers.push(worker),
+        }
+    }
+    if strangers.is_empty() {
+        return Ok(workers);
+    }
+    let strangers: Vec<_> = strangers.iter().map(|name| (&**name, holder_of(name))).collect();
+    Err(not_held(state, &end.holder, &strangers))
+}
+
+/// `w0 (held by a), w1 (not held)`.
+fn list_of<'a>(workers: impl Iterator<Item = (&'a str, Option<&'a str>)>) -> String {
+    let mut named: Vec<_> = workers
+        .take(NAMED_MAX + 1)
+        .map(|(worker, holder)| match holder {
+            Some(holder) => format!("{worker} (held by {holder})"),
+            None => format!("{worker} (not held)"),
+        })
+        .collect();
+    if named.len() > NAMED_MAX {
+        named[NAMED_MAX] = "...".to_owned();
+    }
+    named.join(", ")
+}
+
+fn holds_none(holder: &str, workers: &str) -> Error {
+    let message = format!(
+        "holder `{holder}` holds no worker, so there is no rollout of it to end; the workers are \
+         {workers}: give the name of the holder that holds them (holder, --holder), or act on a \
+         worker that is not held by its own action (fak worker wake ID, fak worker resume ID)"
+    );
+    Error::new(StatusCode::CONFLICT, "refused", message)
+}
+
+/// `strangers` were named, and `holder` does not hold them.
+fn not_held(state: &AdminState, holder: &str, strangers: &[(&str, Option<&str>)]) -> Error {
+    let message = format!(
+        "not held by `{holder}`: {}; no worker was changed: name only workers that it holds (fak \
+         rollout ls), or none to end all of its holds",
+        list_of(strangers.iter().copied())
+    );
+    let fleet = state.fleet.snapshot();
+    let told: Vec<_> = strangers
+        .iter()
+        .map(|(worker, held_by)| {
+            let (reason, why) = match held_by {
+                Some(other) => (Refusal::Held, format!("not held by {holder}, but by {other}")),
+                None => (Refusal::NotHeld, format!("not held by {holder}, nor by another holder")),
+            };
+            let phase = fleet.get(worker).map(|view| view.state.phase().as_str());
+            let is_serving = fleet.get(worker).is_some_and(|view| view.state.is_serving());
+            json!({
+                "worker": worker,
+                "outcome": Ending::Refused.as_str(),
+                "phase": phase,
+                "serving": is_serving,
+                "canary": Canary::NotRun.as_str(),
+                "held_by": held_by,
+                "reason": reason.as_str(),
+                "rows": [],
+                "error": why,
+            })
+        })
+        .collect();
+    Error::new(StatusCode::CONFLICT, "refused", message).with("done", false).with("workers", told)
 }
 
 fn begun_json(worker: &str, begun: &Result<Begun, lifecycle::Error>) -> (Ending, Value) {
@@ -174,6 +266,7 @@ fn text(ending: Ending, reason: &str, row: Option<&Row>, held_by: Option<&str>) 
     match (ending, row, held_by) {
         (Ending::Done, ..) => None,
         (Ending::Refused, Some(row), _) => Some(refusal::with_way_out(reason.to_owned(), row)),
+        (Ending::Refused, None, None) => Some("no hold is in force on it".to_owned()),
         (_, _, Some(holder)) => Some(format!(
             "{}; it takes no requests, and is held by {holder} until a rollout ends",
             undone(reason)

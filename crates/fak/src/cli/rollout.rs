@@ -68,7 +68,7 @@ struct End {
 
 #[derive(Debug, Args)]
 struct Whom {
-    /// Which workers; all where not said.
+    /// Which workers. Without it: all of them to begin, and to end, all that the holder holds.
     #[arg(long = "worker", value_name = "ID")]
     workers: Vec<String>,
     /// Who holds them; rollout where not said.

@@ -212,7 +212,7 @@ impl Owner {
         let verdict = judge(request.mv, capabilities, standing, Answer::NotSent(why), observed);
         let verdict = verdict.believing(self.believed());
         self.state.standing = verdict.next;
-        let asked = self.refusal_json(why);
+        let asked = with_end(self.refusal_json(why), request);
         let intent = self.new_intent(request.mv, request.session.clone(), asked);
         let outcome = self.outcome(&verdict, Value::Null, shown);
         Ok(self.record(intent, outcome).await?)
@@ -243,7 +243,7 @@ impl Owner {
         let may_change = weights::may_change(request.mv, &self.state.standing);
         let unrecorded = self.judge_noticed(request.mv, &Observed::Nothing).next;
         let demotes = matches!(intent, Event::Intent { tiers, .. } if !tiers.is_empty());
-        let asked = translate::asked_json(calls);
+        let asked = with_end(translate::asked_json(calls), request);
         let new = NewIntent {
             warm_demoted: demotes,
             standing: Some(self.standing_for_ledger(&unrecorded)),
@@ -444,6 +444,14 @@ pub(super) enum Planned {
         /// What goes cold before.
         intent: Event,
     },
+}
+
+/// `asked`, with what the end of a rollout stated that `request` is a part of.
+fn with_end(mut asked: Value, request: &Request) -> Value {
+    if let Some(end) = &request.ends {
+        asked["end"] = Value::clone(end);
+    }
+    asked
 }
 
 /// The same action, with the connector's tiers given up.

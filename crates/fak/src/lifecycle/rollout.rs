@@ -8,10 +8,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fak_kernel::Phase;
 use fak_kernel::witness::{
     Level, Mode, Move, Observed, Part, Parts, Reason, Refusal, SleepState, Weights,
 };
+use fak_kernel::{Action, Phase};
+use serde_json::{Value, json};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::act::{Check, Planned, With};
@@ -22,7 +23,7 @@ use super::probe::Look;
 use super::rows::Ending;
 use super::{Error, Request, translate};
 use crate::fleet;
-use crate::store::{self, Row};
+use crate::store::{self, Filter, Row, Store};
 
 /// Pause between two looks at a worker that went to sleep.
 const QUIET_EVERY: Duration = Duration::from_millis(100);
@@ -30,6 +31,8 @@ const QUIET_EVERY: Duration = Duration::from_millis(100);
 const KEPT_WITHIN: Duration = Duration::from_secs(2);
 /// Looks in a row that have to show nothing running: one may be of before the last step.
 const QUIET_LOOKS: u32 = 2;
+/// Rows that are read to find a worker's last one but for those of fak's own starts.
+const ROWS_SEEN_MAX: u32 = 16;
 
 /// A worker is to sleep for a holder.
 #[derive(Clone, Debug)]
@@ -132,7 +135,35 @@ impl End {
     }
 
     pub(super) fn request(&self, mv: Move) -> Request {
-        Request { holder: Some(self.holder.clone()), ..Request::new(mv) }
+        let (holder, ends) = (Some(self.holder.clone()), Some(Box::new(self.stated())));
+        Request { holder, ends, ..Request::new(mv) }
+    }
+
+    fn stated(&self) -> Value {
+        json!({
+            "holder": self.holder,
+            "weights": self.weights.as_str(),
+            "weight_version": self.version,
+        })
+    }
+
+    /// Whether the worker was let go by an end that stated the same, and nothing but a start of fak
+    /// followed: the same end again, after an answer that was lost or an end that failed on another
+    /// worker, has nothing to do there.
+    ///
+    /// # Errors
+    /// [`store::Error`].
+    pub async fn was_done(&self, store: &Store, worker: &str) -> Result<bool, store::Error> {
+        let filter = Filter {
+            worker: Some(worker.to_owned()),
+            newest_first: true,
+            limit: Some(ROWS_SEEN_MAX),
+            ..Filter::default()
+        };
+        let rows = store.rows(&filter).await?;
+        let newest = rows.into_iter().find(|row| row.action != Action::Join);
+        let states = |row: &Row| row.serving && row.asked.get("end") == Some(&self.stated());
+        Ok(!self.is_weights_only && newest.as_ref().is_some_and(states))
     }
 }
 
@@ -280,6 +311,15 @@ impl Owner {
         if self.is_held_from(&request) {
             let row = self.refuse(&request, Refusal::Held, &look).await?;
             return Ok(push(rows, row));
+        }
+        if self.hold.is_none() {
+            let was_done = end.was_done(&self.config.store, &self.worker.id).await?;
+            let was_done = was_done && self.state.is_serving();
+            return Ok(if was_done {
+                (Ending::Done, Refusal::AlreadyAwake.as_str().to_owned())
+            } else {
+                (Ending::Refused, Refusal::NotHeld.as_str().to_owned())
+            });
         }
         if end.is_weights_only {
             return self.weights_woken(request, &look, rows).await;

@@ -353,9 +353,12 @@ async fn a_wake_that_waits_for_weights_says_how_it_is_finished() {
     for told in ["weights_not_proven", "--weights loaded", "--weights same"] {
         assert!(message.contains(told), "{told}: {message}");
     }
+    assert_eq!(rig.post("/fak/v1/workers/w0/wake", r#"{"weights":"loaded"}"#).await.status, 200);
+    assert_eq!(rig.post("/fak/v1/rollout/begin", r#"{"level":2}"#).await.status, 200);
     let ended = rig.post("/fak/v1/rollout/end", r#"{"weights":"unproven"}"#).await;
     assert!(ended.text.contains("--weights loaded"), "{}", ended.text);
-    assert_eq!(rig.post("/fak/v1/workers/w0/wake", r#"{"weights":"loaded"}"#).await.status, 200);
+    let ended = rig.post("/fak/v1/rollout/end", r#"{"weights":"loaded"}"#).await;
+    assert_eq!(ended.status, 200, "{}", ended.text);
 }
 
 #[tokio::test]

@@ -40,6 +40,8 @@ vocabulary! {
         NotOneEngine = "not_one_engine",
         /// Somebody else holds the worker.
         Held = "held",
+        /// The caller ends a hold, and no hold is in force.
+        NotHeld = "not_held",
         /// No route answered the prompt that was to be compared after the wake.
         CanaryNotRecorded = "canary_not_recorded",
     }

@@ -150,8 +150,10 @@ async fn what_was_sent_and_is_not_proven_to_be_done_exits_1_and_what_was_not_sen
         ("worker wake w0", None, 2, "not sent, already_awake"),
         ("worker sleep w0 --level 2", None, 0, "confirmed"),
         ("worker wake w0", None, 1, "weights_not_proven"),
+        ("worker wake w0 --weights loaded", None, 0, "confirmed"),
+        ("rollout begin --level 2", None, 0, "confirmed"),
         ("rollout end --weights unproven", None, 1, "weights_not_proven"),
-        ("worker pause w0", None, 2, "not sent, partly_awake"),
+        ("worker pause w0 --holder rollout", None, 2, "not sent, partly_awake"),
     ] {
         if let Some(fault) = fault {
             rig.sims[0].faults().route("/reset_prefix_cache", fault, 1);

@@ -142,7 +142,8 @@ async fn the_command_line_tells_done_failed_refused_and_bad_usage_apart() {
     assert!(said.out.contains("w1") && said.out.contains(" t "), "{}", said.out);
     let said = fak(&rig, "rollout end --weights same").await;
     assert_eq!(said.code, 2, "{}", said.out);
-    assert!(said.out.contains("by t;") && said.err.contains("0 of 2"), "{}", said.out);
+    let refused = ["holder `rollout` holds no worker", "w0 (held by t), w1 (held by t)"];
+    assert!(refused.iter().all(|part| said.err.contains(part)), "{}", said.err);
     let said = fak(&rig, "worker wake w0").await;
     assert_eq!(said.code, 2, "{}", said.err);
     assert!(said.err.contains("by t;"), "{}", said.err);
@@ -161,4 +162,91 @@ async fn the_command_line_tells_done_failed_refused_and_bad_usage_apart() {
     let said = fak(&rig, "rollout begin --worker w1 --holder b --keep-tier").await;
     assert_eq!(said.code, 2, "{}", said.err);
     assert!(said.out.contains("OffloadingConnector"), "{}", said.out);
+}
+
+/// What the ledger and the worker's view show: all that an end may change.
+async fn shown(rig: &Rig, worker: &str) -> (Value, Value) {
+    let rows = rig.get(&format!("/fak/v1/witness?worker={worker}")).await.json();
+    let view = rig.get(&format!("/fak/v1/workers/{worker}")).await.json();
+    let of_it = ["phase", "serving", "held_by", "weight_version"].map(|name| view[name].clone());
+    (rows, of_it.into())
+}
+
+#[tokio::test]
+async fn an_end_without_a_list_leaves_workers_alone_that_its_holder_does_not_hold() {
+    let rig = Rig::start(2).await;
+    let loaded = r#"{"holder":"t","weights":"loaded","weight_version":"v8"}"#;
+    let same = r#"{"holder":"t","weights":"same"}"#;
+    for (before, body) in [
+        // Level 2 dropped its weights, and nothing loaded any since.
+        (vec![("sleep", r#"{"level":2}"#)], same),
+        (vec![("wake", "{}")], same),
+        (vec![("wake", r#"{"weights":"loaded"}"#), ("pause", "{}")], same),
+        // It serves all the time, with its proven cache.
+        (vec![("resume", "{}")], loaded),
+    ] {
+        for (action, options) in before {
+            rig.post(&format!("/fak/v1/workers/w1/{action}"), options).await;
+        }
+        rig.post(BEGIN, r#"{"workers":["w0"],"holder":"t"}"#).await;
+        let other = shown(&rig, "w1").await;
+        for nobody in [r#"{"holder":"nobody","weights":"same"}"#, r#"{"weights":"same"}"#] {
+            let refused = rig.post(END, nobody).await;
+            assert_eq!(refused.status, 409, "{}", refused.text);
+        }
+        let ended = rig.post(END, body).await;
+        assert_eq!(ended.status, 200, "{}", ended.text);
+        assert_eq!(field(&ended.json(), "worker"), ["w0"]);
+        assert_eq!(shown(&rig, "w1").await, other, "{body}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_end_of_a_holder_that_holds_nothing_is_refused_and_names_the_way_on() {
+    let rig = Rig::start(2).await;
+    rig.post(BEGIN, r#"{"workers":["w0"],"holder":"t"}"#).await;
+    let before = [shown(&rig, "w0").await, shown(&rig, "w1").await];
+    for (line, parts) in [
+        ("rollout end --holder nobody --weights same", ["`nobody`", "w0 (held by t)", "--holder"]),
+        (
+            "rollout end --holder nobody --weights loaded --stage weights",
+            ["`nobody`", "w1 (not held)", "worker wake"],
+        ),
+        (
+            "rollout end --holder t --weights same --worker w0 --worker w1",
+            ["not held by `t`", "w1 (not held)", "rollout ls"],
+        ),
+        (
+            "rollout end --holder u --weights same --worker w0",
+            ["not held by `u`", "w0 (held by t)", "rollout ls"],
+        ),
+    ] {
+        let said = fak(&rig, line).await;
+        assert_eq!(said.code, 2, "{line}: {}{}", said.out, said.err);
+        assert!(parts.iter().all(|part| said.err.contains(part)), "{line}: {}", said.err);
+    }
+    assert_eq!([shown(&rig, "w0").await, shown(&rig, "w1").await], before);
+}
+
+#[tokio::test]
+async fn an_end_that_failed_on_one_worker_may_be_repeated_as_it_was() {
+    let rig = Rig::start(2).await;
+    let listed = r#"{"workers":["w0","w1"],"weights":"loaded","weight_version":"v8"}"#;
+    for body in [listed, r#"{"weights":"loaded","weight_version":"v8"}"#] {
+        rig.post(BEGIN, "{}").await;
+        rig.sims[1].faults().route("/reset_prefix_cache", RouteFault::Decline, 4);
+        let failed = rig.post(END, body).await;
+        assert_eq!(failed.status, 502, "{}", failed.text);
+        let done = shown(&rig, "w0").await;
+        // Another end is not what was done there.
+        let other = rig.post(END, r#"{"workers":["w0","w1"],"weights":"same"}"#).await;
+        assert_eq!(other.status, 409, "{}", other.text);
+        let again = rig.post(END, body).await;
+        assert_eq!(again.status, 200, "{}", again.text);
+        assert!(field(&again.json(), "serving").iter().all(|serving| *serving == true));
+        assert_eq!(shown(&rig, "w0").await, done, "nothing was done to it twice");
+    }
+    let answered = rig.post(END, listed).await;
+    assert_eq!(answered.status, 200, "its answer was lost: {}", answered.text);
+    assert_eq!(field(&answered.json(), "reason"), ["already_awake", "already_awake"]);
 }

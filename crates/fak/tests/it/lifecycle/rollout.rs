@@ -377,3 +377,35 @@ async fn an_operators_forced_wake_takes_a_worker_whose_canary_failed() {
     let row = rig.lifecycle.act("w", forced).await.unwrap();
     assert!(row.serving && rig.state().is_serving(), "{row:?}");
 }
+
+#[tokio::test]
+async fn a_worker_that_is_not_held_has_no_rollout_to_end_and_gets_no_row() {
+    let rig = Rig::start().await;
+    rig.act(Move::Sleep { level: Some(Level::Two), mode: Mode::Wait, keep_tier: false }).await;
+    let slept = rig.last_row().await;
+    for end in [end(Weights::Same), End { is_weights_only: true, ..end(Weights::Unproven) }] {
+        let back = ended(&rig, end).await;
+        assert_eq!((back.ending, &*back.reason), (Ending::Refused, "not_held"), "{back:?}");
+        assert_eq!((back.rows.len(), back.phase), (0, Phase::Sleeping));
+        assert_eq!(rig.last_row().await.seq, slept.seq);
+    }
+}
+
+#[tokio::test]
+async fn an_end_is_known_as_done_by_the_next_fak_too_and_not_once_something_followed() {
+    let rig = Rig::start().await;
+    begun(&rig, begin()).await;
+    let loaded = || End { version: Some("v8".to_owned()), ..end(Weights::Loaded) };
+    assert_eq!(ended(&rig, loaded()).await.ending, Ending::Done);
+    let second = rig.second_fak().await;
+    let back = second.lifecycle.end("w", loaded()).await.unwrap();
+    assert_eq!((back.ending, &*back.reason), (Ending::Done, "already_awake"), "{back:?}");
+    assert!(back.rows.is_empty() && back.is_serving);
+    let others = End { version: Some("v9".to_owned()), ..loaded() };
+    let back = second.lifecycle.end("w", others).await.unwrap();
+    assert_eq!((back.ending, &*back.reason), (Ending::Refused, "not_held"), "{back:?}");
+    let reset = Request::new(Move::Reset { external: false, running: false });
+    second.lifecycle.act("w", reset).await.unwrap();
+    let back = second.lifecycle.end("w", loaded()).await.unwrap();
+    assert_eq!((back.ending, &*back.reason), (Ending::Refused, "not_held"), "{back:?}");
+}
