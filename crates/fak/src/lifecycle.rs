@@ -229,6 +229,7 @@ impl Lifecycle {
             ending: Ending::Refused,
             reason: row.reason.clone(),
             canary: Canary::NotRun,
+            has_canary: false,
             phase: row.phase,
             is_serving: false,
             weight_version: row.weight_version.as_deref().map(Arc::from),

@@ -229,7 +229,7 @@ fn tell(end: &End) -> Value {
         }
         Ok(row) if end.ending == Ending::Failed => {
             let message = format!("not proven to be done: {}", row.reason);
-            (json!(row), json!(refusal::with_way_on(message, &row.reason)))
+            (json!(row), json!(refusal::with_way_on(message, &row.reason, Some(row))))
         }
         Ok(row) => (json!(row), Value::Null),
         Err(error) => (Value::Null, json!(error.to_string())),

@@ -45,13 +45,22 @@ pub(super) fn with_way_out(message: String, row: &Row) -> String {
     }
 }
 
-/// `message` of an action that is not proven to be done, with the way on where there is one.
-pub(super) fn with_way_on(message: String, reason: &str) -> String {
+/// `message` of an action that ended so, and is not proven to be done; with the way on where there
+/// is one.
+pub(super) fn with_way_on(message: String, reason: &str, row: Option<&Row>) -> String {
     let hint = match Reason::parse(reason) {
         Some(Reason::WeightsNotProven) => {
-            "it waits for its weights; say weights loaded (--weights loaded) once they are in it, \
-             or same (--weights same) if they are those from before; by vLLM's own routes, wake \
-             their memory by name (/wake_up?tags=weights), load them, and wake the rest"
+            // Where the engine dropped them, they cannot be the same before they were loaded.
+            let standing = row.and_then(|row| row.standing.as_ref());
+            let same = match standing.is_some_and(|standing| standing.weights_proven) {
+                true => " or same (--weights same) if they are those from before;",
+                false => "",
+            };
+            return format!(
+                "{message}: it waits for its weights; say weights loaded (--weights loaded) once \
+                 they are in it;{same} by vLLM's own routes, wake their memory by name \
+                 (/wake_up?tags=weights), load them, and wake the rest"
+            );
         }
         Some(Reason::NoEffect) => {
             "the engine answered that it is done, and requests still run or no cache was cleared; \

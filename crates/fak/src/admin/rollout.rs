@@ -29,6 +29,9 @@ const HOLDER: &str = "rollout";
 /// Bytes of a holder's name, and of a weight version.
 const NAME_BYTES_MAX: usize = 256;
 
+/// Another proof of weights than a load that fak was not there to see.
+const CANARY_PROVES: &str = "; or, as the rollout began with a canary, end it with weights same \
+    (--weights same) once they are loaded: its answers are compared";
 /// Workers that a message names.
 const NAMED_MAX: usize = 16;
 
@@ -236,6 +239,10 @@ fn ended_json(worker: &str, ended: &Result<Ended, lifecycle::Error>) -> (Ending,
         Ok(ended) => ended,
         Err(error) => return (Ending::Failed, lost(worker, error)),
     };
+    let error = text(ended.ending, &ended.reason, ended.rows.last(), ended.held_by.as_deref());
+    let waits = ended.reason == Reason::WeightsNotProven.as_str();
+    let by_canary = if ended.has_canary && waits { CANARY_PROVES } else { "" };
+    let error = error.map(|error| format!("{error}{by_canary}"));
     let told = json!({
         "worker": worker,
         "outcome": ended.ending.as_str(),
@@ -246,7 +253,7 @@ fn ended_json(worker: &str, ended: &Result<Ended, lifecycle::Error>) -> (Ending,
         "held_by": ended.held_by.as_deref(),
         "reason": ended.reason,
         "rows": ended.rows,
-        "error": text(ended.ending, &ended.reason, ended.rows.last(), ended.held_by.as_deref()),
+        "error": error,
     });
     (ended.ending, told)
 }
@@ -269,14 +276,14 @@ fn text(ending: Ending, reason: &str, row: Option<&Row>, held_by: Option<&str>) 
         (Ending::Refused, None, None) => Some("no hold is in force on it".to_owned()),
         (_, _, Some(holder)) => Some(format!(
             "{}; it takes no requests, and is held by {holder} until a rollout ends",
-            undone(reason)
+            undone(reason, row)
         )),
-        _ => Some(undone(reason)),
+        _ => Some(undone(reason, row)),
     }
 }
 
-fn undone(reason: &str) -> String {
-    refusal::with_way_on(format!("not proven to be done: {reason}"), reason)
+fn undone(reason: &str, row: Option<&Row>) -> String {
+    refusal::with_way_on(format!("not proven to be done: {reason}"), reason, row)
 }
 
 fn answer(ends: Vec<(Ending, Value)>) -> Response {

@@ -73,7 +73,8 @@ pub(super) fn answer(row: Row) -> Result<Json<Row>, Error> {
             Err(Error::undone(Ending::Refused, &row.reason, message).with("row", &row))
         }
         Ending::Failed => {
-            let message = refusal::with_way_on(said("not proven to be done"), &row.reason);
+            let message =
+                refusal::with_way_on(said("not proven to be done"), &row.reason, Some(&row));
             Err(Error::undone(Ending::Failed, &row.reason, message).with("row", &row))
         }
     }

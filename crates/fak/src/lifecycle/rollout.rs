@@ -96,6 +96,8 @@ pub struct Ended {
     pub reason: String,
     /// What the fixed prompts showed.
     pub canary: Canary,
+    /// Whether its answers from before the sleep are recorded still.
+    pub has_canary: bool,
     /// What the worker is doing now.
     pub phase: Phase,
     /// Whether it takes requests now.
@@ -298,6 +300,7 @@ impl Owner {
             ending,
             reason,
             canary,
+            has_canary: self.before().answers.is_some(),
             phase: self.state.phase(),
             is_serving: self.state.is_serving(),
             weight_version: self.state.weight_version.clone(),

@@ -350,7 +350,7 @@ async fn a_wake_that_waits_for_weights_says_how_it_is_finished() {
         waits.text
     );
     let message = error["message"].as_str().unwrap();
-    for told in ["weights_not_proven", "--weights loaded", "--weights same"] {
+    for told in ["weights_not_proven", "--weights loaded"] {
         assert!(message.contains(told), "{told}: {message}");
     }
     assert_eq!(rig.post("/fak/v1/workers/w0/wake", r#"{"weights":"loaded"}"#).await.status, 200);
@@ -359,6 +359,33 @@ async fn a_wake_that_waits_for_weights_says_how_it_is_finished() {
     assert!(ended.text.contains("--weights loaded"), "{}", ended.text);
     let ended = rig.post("/fak/v1/rollout/end", r#"{"weights":"loaded"}"#).await;
     assert_eq!(ended.status, 200, "{}", ended.text);
+}
+
+#[tokio::test]
+async fn a_worker_that_waits_for_weights_is_offered_only_what_can_prove_them() {
+    let rig = Rig::start(1).await;
+    let (begin, end, wake) =
+        ("/fak/v1/rollout/begin", "/fak/v1/rollout/end", "/fak/v1/workers/w0/wake");
+    for (path, sleep, undo, offers_same) in [
+        // Level 2 drops the weights: the same ones are nowhere but where they are loaded from.
+        (wake, r#"{"level":2}"#, "{}", false),
+        (end, r#"{"level":2}"#, r#"{"weights":"unproven"}"#, false),
+        // What the engine answered before is held against what it answers then.
+        (end, r#"{"level":2,"canary":true}"#, r#"{"weights":"unproven"}"#, true),
+        // Level 1 keeps them.
+        (wake, r#"{"level":1}"#, r#"{"weights":"changed"}"#, true),
+    ] {
+        let begin = if path == end { begin } else { "/fak/v1/workers/w0/sleep" };
+        assert_eq!(rig.post(begin, sleep).await.status, 200);
+        let waits = rig.post(path, undo).await;
+        assert_eq!(waits.status, 409, "{}", waits.text);
+        assert!(waits.text.contains("weights loaded (--weights loaded)"), "{}", waits.text);
+        assert_eq!(waits.text.contains("--weights same"), offers_same, "{sleep}: {}", waits.text);
+        let by_canary = sleep.contains("canary");
+        assert_eq!(waits.text.contains("began with a canary"), by_canary, "{}", waits.text);
+        let done = rig.post(path, r#"{"weights":"loaded"}"#).await;
+        assert_eq!(done.status, 200, "{}", done.text);
+    }
 }
 
 #[tokio::test]
