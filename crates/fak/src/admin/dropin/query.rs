@@ -49,18 +49,25 @@ impl Invalid {
 pub(super) struct Parameters(Vec<(String, String)>);
 
 impl Parameters {
-    /// Takes `worker` and those of `accepted`.
+    /// Takes `worker` and those of `accepted`, each once: of two values one would be dropped in
+    /// silence. Only `tags` is a list.
     pub(super) fn new(pairs: Vec<(String, String)>, accepted: &[&str]) -> Result<Self, Invalid> {
         let is_taken = |name: &str| name == "worker" || accepted.contains(&name);
-        match pairs.iter().find(|(name, _)| !is_taken(name)) {
-            Some((name, _)) => Err(not_taken(name, accepted)),
-            None => Ok(Self(pairs)),
+        if let Some((name, _)) = pairs.iter().find(|(name, _)| !is_taken(name)) {
+            return Err(not_taken(name, accepted));
         }
+        for (name, _) in pairs.iter().filter(|(name, _)| name != "tags") {
+            let times = pairs.iter().filter(|(other, _)| other == name).count();
+            if times > 1 {
+                let message = format!("`{name}` is given {times} times: give it once");
+                return Err(Invalid::new(message, format!("query.{name}")));
+            }
+        }
+        Ok(Self(pairs))
     }
 
-    /// As vLLM's web framework has it, the last of several counts.
     fn get(&self, name: &str) -> Option<&str> {
-        let found = self.0.iter().rev().find(|(key, _)| key == name);
+        let found = self.0.iter().find(|(key, _)| key == name);
         found.map(|(_, value)| value.as_str())
     }
 

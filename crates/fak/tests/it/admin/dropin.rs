@@ -94,6 +94,32 @@ async fn level_zero_and_what_vllm_would_ignore_are_refused() {
 }
 
 #[tokio::test]
+async fn a_parameter_that_is_given_twice_is_refused_by_name_and_nothing_is_done() {
+    let rig = Rig::start(1).await;
+    let before = rig.get("/fak/v1/witness").await.json();
+    for (path, name) in [
+        ("/sleep?level=1&level=2", "level"),
+        ("/sleep?level=1&level=1", "level"),
+        ("/pause?mode=keep&clear_cache=false&mode=abort", "mode"),
+        ("/reset_prefix_cache?reset_external=true&reset_external=false", "reset_external"),
+        ("/resume?worker=w0&worker=w1", "worker"),
+    ] {
+        let answer = rig.post(path, "").await;
+        assert_eq!(answer.status, 400, "{path}: {}", answer.text);
+        let error = &answer.json()["error"];
+        assert_eq!(error["param"], format!("query.{name}"));
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(&format!("`{name}` is given 2 times")), "{message}");
+    }
+    assert_eq!(rig.get("/is_paused?worker=w0&worker=w0").await.status, 400);
+    assert_eq!(rig.get("/fak/v1/witness").await.json(), before, "nothing became an action");
+    // A list is given so.
+    rig.post("/sleep?level=1", "").await;
+    let woken = rig.post("/wake_up?tags=weights&tags=kv_cache", "").await;
+    assert_eq!((woken.status, &woken.json()["status"]), (200, &json!("awake")), "{}", woken.text);
+}
+
+#[tokio::test]
 async fn a_body_that_says_what_happens_anyway_is_no_mistake() {
     let rig = Rig::start(1).await;
     // As SkyRL's client asks.
