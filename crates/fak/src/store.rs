@@ -81,6 +81,12 @@ pub enum Error {
         /// Who says to be its owner: the process and its address.
         by: String,
     },
+    /// Restart fak: it reads what the other fak wrote.
+    #[error(
+        "the connection to the database broke, and another fak wrote the ledger meanwhile; this \
+         one writes no more rows: start it again, to read what the other wrote"
+    )]
+    Lost,
     /// Restart fak, with the file put back where there is a copy.
     #[error(
         "{} was removed or replaced while fak had it open; no row is written: restart fak",
@@ -108,6 +114,7 @@ impl Error {
             Self::Newer { .. }
             | Self::Corrupt { .. }
             | Self::Owned { .. }
+            | Self::Lost
             | Self::Gone { .. }
             | Self::Unavailable(_)
             | Self::Slow => true,
@@ -207,7 +214,8 @@ impl Store {
     /// [`Store::trouble`].
     ///
     /// # Errors
-    /// [`Error::Gone`], [`Error::Owned`], [`Error::Unavailable`], [`Error::Slow`].
+    /// [`Error::Gone`], [`Error::Owned`], [`Error::Lost`], [`Error::Unavailable`],
+    /// [`Error::Slow`].
     pub async fn check(&self) -> Result<(), Error> {
         self.write(ledger::check(&self.database, &self.now())).await
     }

@@ -36,7 +36,7 @@ use crate::gateway::{self, Ends, Gateway, Hold, Key, ServeConfig, WeightsSalt};
 use crate::lifecycle::{self, Lifecycle};
 use crate::runtime::{OnExit, Shutdown, TaskGroup};
 use crate::sessions::{self, Sessions};
-use crate::store::Store;
+use crate::store::{self, Store};
 use crate::telemetry::Registry;
 
 /// Cache events that are remembered for who asks.
@@ -111,12 +111,16 @@ async fn open_store(settings: &Serve, at: SocketAddr) -> Result<Store, Error> {
     Ok(store)
 }
 
-/// Shows in the log, and by it in `/ready`, whether the ledger takes rows.
+/// Shows in the log, and by it in `/ready`, whether the ledger takes rows. Ends once another fak
+/// had the ledger: this one does not know what the other did to the workers.
 async fn watch_ledger(store: Store, stop: Shutdown) {
     let mut known = None;
     while tokio::time::timeout(LEDGER_EVERY, stop.requested()).await.is_err() {
-        // What came of it is in the store's trouble.
-        let _ = store.check().await;
+        // What else came of it is in the store's trouble.
+        if let Err(error @ store::Error::Lost) = store.check().await {
+            tracing::error!(%error, "stopping");
+            return;
+        }
         let trouble = store.trouble();
         match (&known, &trouble) {
             (None, Some(why)) => tracing::error!(why, "the ledger takes no rows"),

@@ -58,6 +58,10 @@ const MIGRATIONS: &[Migration] = &[
         sqlite: include_str!("migrations/0003_sqlite.sql"),
         postgres: include_str!("migrations/0003_postgres.sql"),
     },
+    Migration {
+        sqlite: include_str!("migrations/0004_sqlite.sql"),
+        postgres: include_str!("migrations/0004_postgres.sql"),
+    },
 ];
 
 /// Which database.
@@ -155,7 +159,8 @@ impl Database {
     /// so, and numbers that it takes are seen in their order.
     ///
     /// # Errors
-    /// [`Error::Gone`], [`Error::Owned`], [`Error::Unavailable`]: nothing is written.
+    /// [`Error::Gone`], [`Error::Owned`], [`Error::Lost`], [`Error::Unavailable`]: nothing is
+    /// written.
     pub(super) async fn write(&self) -> Result<Transaction<'static, Any>, Error> {
         self.check_files()?;
         if let Some(ownership) = &mut *self.ownership.lock().await {

@@ -1,7 +1,8 @@
 //! One fak a ledger.
 //!
 //! Two would each believe what the other has just made false: neither reads the other's rows before
-//! it claims. Invariant: while a process has claimed a ledger, no other fak writes to it.
+//! it claims. Invariant: while a process has claimed a ledger, no other fak writes to it; and one
+//! that lost its claim to another fak writes no more.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -28,6 +29,8 @@ pub(super) enum Ownership {
         connection: Box<AnyConnection>,
         /// As the server shows it to others.
         who: String,
+        /// The number of this claim in the ledger.
+        claim: i64,
     },
 }
 
@@ -39,6 +42,8 @@ const OWNER_LOCK_SPACE: i32 = LOCK_SPACE + 1;
 
 const NAME: &str = "SELECT set_config('application_name', $1, false)";
 const TAKE: &str = "SELECT pg_try_advisory_lock($1, 'witness_intents'::regclass::oid::int4)";
+const CLAIM: &str = "UPDATE ledger_claims SET claims = claims + 1 RETURNING claims";
+const CLAIMS: &str = "SELECT claims FROM ledger_claims";
 const HOLDER: &str = "SELECT a.application_name, a.pid::int4 AS pid, \
     COALESCE(host(a.client_addr), 'a local socket') AS address \
     FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
@@ -78,37 +83,50 @@ impl Ownership {
 
     /// Of the database on a server.
     pub(super) async fn of_server(options: &AnyConnectOptions, who: &str) -> Result<Self, Error> {
-        let mut connection = AnyConnection::connect_with(options).await?;
-        let end = who.char_indices().map(|(at, c)| at + c.len_utf8());
-        let end = end.take_while(|end| *end <= APPLICATION_NAME_MAX).last().unwrap_or(0);
-        sqlx::query(NAME).bind(&who[..end]).execute(&mut connection).await?;
-        let taken = sqlx::query(TAKE).bind(OWNER_LOCK_SPACE).fetch_one(&mut connection).await?;
-        if taken.try_get::<bool, _>(0)? {
-            return Ok(Self::Server { connection: Box::new(connection), who: who.to_owned() });
-        }
-        let holder = sqlx::query(HOLDER).bind(i64::from(OWNER_LOCK_SPACE));
-        let by = match holder.fetch_optional(&mut connection).await? {
-            Some(row) => {
-                let (name, address) = (
-                    row.try_get::<String, _>("application_name")?,
-                    row.try_get::<String, _>("address")?,
-                );
-                format!("{name} (server process {} from {address})", row.try_get::<i32, _>("pid")?)
-            }
-            None => "an unnamed process".to_owned(),
-        };
-        Err(Error::Owned { by })
+        let mut connection = Box::new(AnyConnection::connect_with(options).await?);
+        lock(&mut connection, who).await?;
+        let claim = sqlx::query(CLAIM).fetch_one(&mut *connection).await?.try_get(0)?;
+        Ok(Self::Server { connection, who: who.to_owned(), claim })
     }
 
-    /// Sees to it that it still holds. A connection that broke has lost its lock, and somebody else
-    /// may have taken it.
+    /// Sees to it that it still holds. A connection that broke has lost its lock: it is taken again
+    /// where no other fak had it meanwhile.
     pub(super) async fn keep(&mut self, options: &AnyConnectOptions) -> Result<(), Error> {
-        let Self::Server { connection, who } = self else { return Ok(()) };
+        let Self::Server { connection, who, claim } = self else { return Ok(()) };
         if connection.ping().await.is_ok() {
             return Ok(());
         }
-        let who = who.clone();
-        *self = Self::of_server(options, &who).await?;
+        let mut again = AnyConnection::connect_with(options).await?;
+        let locked = lock(&mut again, who).await;
+        let newest: i64 = sqlx::query(CLAIMS).fetch_one(&mut again).await?.try_get(0)?;
+        if newest != *claim {
+            return Err(Error::Lost);
+        }
+        locked?;
+        **connection = again;
         Ok(())
     }
+}
+
+/// Takes the lock for `who`, or says who has it.
+async fn lock(connection: &mut AnyConnection, who: &str) -> Result<(), Error> {
+    let end = who.char_indices().map(|(at, c)| at + c.len_utf8());
+    let end = end.take_while(|end| *end <= APPLICATION_NAME_MAX).last().unwrap_or(0);
+    sqlx::query(NAME).bind(&who[..end]).execute(&mut *connection).await?;
+    let taken = sqlx::query(TAKE).bind(OWNER_LOCK_SPACE).fetch_one(&mut *connection).await?;
+    if taken.try_get::<bool, _>(0)? {
+        return Ok(());
+    }
+    let holder = sqlx::query(HOLDER).bind(i64::from(OWNER_LOCK_SPACE));
+    let by = match holder.fetch_optional(connection).await? {
+        Some(row) => {
+            let (name, address) = (
+                row.try_get::<String, _>("application_name")?,
+                row.try_get::<String, _>("address")?,
+            );
+            format!("{name} (server process {} from {address})", row.try_get::<i32, _>("pid")?)
+        }
+        None => "an unnamed process".to_owned(),
+    };
+    Err(Error::Owned { by })
 }

@@ -46,13 +46,13 @@ macro_rules! on_both {
 pub(crate) use on_both;
 
 /// A database of one test's own.
-struct Place {
-    url: String,
+pub(crate) struct Place {
+    pub(crate) url: String,
     is_sqlite: bool,
 }
 
 impl Place {
-    async fn open(&self) -> Store {
+    pub(crate) async fn open(&self) -> Store {
         Store::open(&self.url).await.expect("the store opens")
     }
 
@@ -63,7 +63,7 @@ impl Place {
     }
 
     /// What the database says to `sql`.
-    async fn raw_run(&self, sql: &str) -> Result<u64, sqlx::Error> {
+    pub(crate) async fn raw_run(&self, sql: &str) -> Result<u64, sqlx::Error> {
         let mut connection = self.raw().await;
         let done = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await;
         connection.close().await.expect("it closes");
@@ -86,7 +86,7 @@ async fn on_sqlite(name: &str, test: impl AsyncFnOnce(&Place)) {
     std::fs::remove_dir_all(path.parent().expect("its folder")).expect("it goes");
 }
 
-async fn on_postgres(name: &str, test: impl AsyncFnOnce(&Place)) {
+pub(crate) async fn on_postgres(name: &str, test: impl AsyncFnOnce(&Place)) {
     sqlx::any::install_default_drivers();
     let server = std::env::var("FAK_TEST_POSTGRES").unwrap_or_else(|_| SERVER.to_owned());
     let mut admin = match AnyConnection::connect(&server).await {
@@ -114,6 +114,17 @@ async fn run(admin: &mut AnyConnection, sql: String) {
 fn skip(name: &str, error: &sqlx::Error) {
     assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "no PostgreSQL for {name}: {error}");
     println!("skipped: {name} on PostgreSQL: {error}");
+}
+
+/// Breaks the connection of the fak whose name in the server begins with `who`, and with it its
+/// claim to the ledger.
+pub(crate) async fn break_claim(place: &Place, who: &str) {
+    let broken = format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE application_name LIKE '{who}%' AND pid IN (SELECT pid FROM pg_locks
+        WHERE objid = 'witness_intents'::regclass::oid)"
+    );
+    place.raw_run(&broken).await.expect("it goes");
 }
 
 fn intent(worker: &str) -> NewIntent {

@@ -1,5 +1,5 @@
 //! The database is away for a while: what happens meanwhile is in the ledger afterwards, and no
-//! belief waits for it.
+//! belief waits for it; and a fak that another took the ledger from ends.
 
 use fak_kernel::{Action, Disposition};
 use fak_sim::{Binds, Sim, SimConfig};
@@ -8,6 +8,7 @@ use sqlx::{Connection as _, SqliteConnection};
 
 use super::peer::{Hold, Peer};
 use super::process::{Setup, prompt, until};
+use crate::store::{Place, break_claim, on_postgres};
 
 /// Keeps everybody else from writing the ledger, until it is dropped or closed.
 async fn lock(setup: &Setup) -> SqliteConnection {
@@ -76,4 +77,30 @@ async fn an_outcome_that_the_database_did_not_take_is_written_later() {
     })
     .await;
     fak.terminated().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fak_whose_ledger_another_fak_had_meanwhile_ends() {
+    on_postgres("a_fak_whose_ledger_another", async |place: &Place| {
+        let sim = Sim::start(SimConfig::default(), Binds::default()).await.unwrap();
+        let setup = Setup::new("ledger_lost").sims([&sim]).env("FAK_DB", &place.url);
+        let mut fak = setup.start().await;
+        fak.heard("w0").await;
+        let other = place.open().await;
+        // The fak may take it back first: nothing was lost then, and its claim is broken again.
+        until("the other has the ledger", async || {
+            break_claim(place, "fak serve").await;
+            other.own("another fak").await.ok()
+        })
+        .await;
+        other.hold_put("w0", "trainer", json!(null)).await.unwrap();
+        other.close().await;
+        assert_eq!(fak.exit().await.code(), Some(1), "{}", fak.talk());
+        let talk = fak.talk();
+        assert!(talk.contains("another fak wrote the ledger meanwhile"), "{talk}");
+        let again = setup.start().await;
+        again.worker_is("w0", "held_by", "trainer").await;
+        again.terminated().await;
+    })
+    .await;
 }

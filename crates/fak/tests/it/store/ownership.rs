@@ -4,8 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use fak::store::{Error, Store};
+use serde_json::Value;
 
-use super::{Place, intent, on_both, on_postgres, on_sqlite, outcome};
+use super::{Place, break_claim, intent, on_both, on_postgres, on_sqlite, outcome};
 
 on_both!(
     a_ledger_has_one_owner_and_the_next_is_told_who,
@@ -63,20 +64,39 @@ async fn an_owner_whose_connection_broke_writes_nothing_once_another_took_over()
     on_postgres(name, async |place: &Place| {
         let (first, second) = (place.open().await, place.open().await);
         first.own("first").await.expect("it is free");
-        let broken = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
-            WHERE application_name = 'first' AND pid IN (SELECT pid FROM pg_locks \
-            WHERE objid = 'witness_intents'::regclass::oid)";
-        place.raw_run(broken).await.expect("it goes");
+        break_claim(place, "first").await;
         // The server frees the lock some time after it has answered.
         while second.own("second").await.is_err() {
             tokio::task::yield_now().await;
         }
         let error = first.intent(intent("w")).await.expect_err("it is the second's");
-        assert!(matches!(&error, Error::Owned { by } if by.contains("second")), "{error}");
+        assert!(matches!(error, Error::Lost), "{error}");
         assert!(first.trouble().is_some());
-        second.intent(intent("w")).await.expect("its owner writes");
+        second.hold_put("w", "trainer", Value::Null).await.expect("its owner writes");
         second.close().await;
-        first.intent(intent("w")).await.expect("it takes over again by itself");
+        for _ in 0..2 {
+            let error = first.intent(intent("w")).await.expect_err("it does not know the hold");
+            assert!(matches!(error, Error::Lost), "{error}");
+        }
+        let third = place.open().await;
+        third.own("third").await.expect("the first keeps nobody out");
+        third.intent(intent("w")).await.expect("its owner writes");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_whose_connection_broke_goes_on_where_no_other_fak_had_the_ledger() {
+    on_postgres("an_owner_goes_on", async |place: &Place| {
+        let store = place.open().await;
+        store.own("first").await.expect("it is free");
+        break_claim(place, "first").await;
+        // The server frees the lock some time after it has answered.
+        while let Err(error) = store.intent(intent("w")).await {
+            assert!(!matches!(error, Error::Lost), "{error}");
+        }
+        let error = place.open().await.own("second").await.expect_err("the first has it again");
+        assert!(matches!(&error, Error::Owned { by } if by.contains("first")), "{error}");
     })
     .await;
 }
