@@ -179,7 +179,12 @@ pub(super) fn still(
         (Kv::Cold, ..) if now.kv == Kv::Cold => then.clone(),
         (Kv::Warm, Some(prompt), Some(Basis { rank, mark, .. })) if now.kv == Kv::Warm => {
             let unbroken = tokens(state, &index.held_since(rank, &prompt.key(), mark));
-            let tokens = common(then.tokens, common(now.tokens, unbroken));
+            let tokens = common(then.tokens, unbroken);
+            // Of the rank itself what is unbroken is all there is to know: that the engine has
+            // meanwhile brought blocks of a tier to the gpu, as the request itself makes it do,
+            // takes nothing away. Another rank that holds less now has to hold it too.
+            let is_least = now.basis.is_some_and(|basis| basis.rank == rank);
+            let tokens = if is_least { tokens } else { common(tokens, now.tokens) };
             let told = Claim { tokens, ..then.clone() };
             if told.total() == 0 { then.withdrawn() } else { told }
         }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use fak_index::{EngineHash, Extra, GroupKind, Loss, Origin, RankId, RankOptions, Remove, Store};
+use fak_index::{
+    EngineHash, Extra, GroupKind, Loss, Offload, Origin, RankId, RankOptions, Remove, Store,
+};
 use fak_kernel::rank::Trust;
 use fak_kernel::{Belief, LossCause, Tier, TierSet};
 use serde_json::{Value, json};
@@ -408,6 +410,93 @@ async fn what_still_holds_of_a_claim_is_told() {
         assert_eq!(told, said("warm", "gpu=32"));
         rig.empty().await;
         assert_eq!(rig.count("fak_claims_total{outcome=\"confirmed\"}"), 1);
+    }
+}
+
+/// As OffloadingConnector announces the first three blocks of these tokens: one by one, by their
+/// hashes alone, here the last one first.
+fn store_in_tier(rig: &Rig, rank: RankId, tokens: &[u32]) {
+    rig.index.set_offload(rank, Offload::BY_BLOCK);
+    for n in (1..4).rev() {
+        let store = Store {
+            hashes: vec![EngineHash::Int(u64::from(tokens[0]) * 8 + n)],
+            parent: None,
+            tokens: Vec::new(),
+            block_size: 0,
+            extra: Extra::NotReported,
+            lora: None,
+            tier: Tier::Cpu,
+            group: 0,
+            kind: GroupKind::NotReported,
+        };
+        rig.index.store(rank, &store, TierSet::ALL);
+    }
+}
+
+fn remove(rig: &Rig, rank: RankId, tier: Tier, hashes: &[u64]) {
+    let hashes = hashes.iter().copied().map(EngineHash::Int).collect();
+    rig.index.remove(rank, &Remove { hashes, tier, group: 0 }, Origin::Live);
+}
+
+/// vLLM 0.32.0 brings the blocks of a tier to the gpu before it answers, and announces them there
+/// (observed).
+#[tokio::test]
+async fn what_the_request_itself_brings_to_the_gpu_takes_nothing_from_a_tiers_claim() {
+    type Change = fn(&Rig, RankId);
+    let none: Change = |_, _| {};
+    let tail: Change = |rig, rank| remove(rig, rank, Tier::Cpu, &[2, 3]);
+    let clear: Change = |rig, rank| lose(rig, rank, LossCause::Cleared, Origin::Live);
+    for (gone, in_flight, cached, kv, warm) in [
+        (&[1, 2, 3][..], none, 96, "warm", "cpu=96"),
+        (&[2, 3], none, 96, "warm", "gpu=32,cpu=64"),
+        (&[], none, 96, "warm", "gpu=96"),
+        // What came to the gpu behind it may be what the engine computed.
+        (&[1, 2, 3], tail, 32, "warm", "cpu=32"),
+        (&[1, 2, 3], clear, 0, "unknown", "0"),
+    ] {
+        let (_peer, rig, rank, mut arrived) = waiting().await;
+        let prompted = tokens(0);
+        store(&rig, rank, &prompted);
+        store_in_tier(&rig, rank, &prompted);
+        remove(&rig, rank, Tier::Gpu, gone);
+        let (told, ()) = tokio::join!(claimed(&rig, &prompted), async {
+            let steps = arrived.recv().await.unwrap();
+            in_flight(&rig, rank);
+            store(&rig, rank, &prompted);
+            steps.send(answer(Some(cached))).await.unwrap();
+        });
+        assert_eq!(told, said(kv, warm));
+        rig.empty().await;
+        assert_eq!(rig.count(&outcome("confirmed")), u64::from(kv == "warm"));
+    }
+}
+
+/// The engine picks the rank, and may have picked the one that held more when it was sent.
+#[tokio::test]
+async fn a_rank_that_came_to_hold_less_makes_a_claim_on_another_smaller() {
+    let (_peer, rig, rank, mut arrived) = waiting().await;
+    let other = rig.index.add_rank(RankOptions::default());
+    let prompted = tokens(0);
+    store(&rig, rank, &prompted);
+    store_in_tier(&rig, rank, &prompted);
+    remove(&rig, rank, Tier::Gpu, &[1, 2, 3]);
+    store(&rig, other, &prompted);
+    rig.state(0, |state| {
+        let first = state.ranks[0];
+        state.ranks = [first, fak::fleet::Rank { number: 1, id: other, ..first }].into();
+        state.caution.ranks = Some(2);
+        // It does not obey a rank header.
+        state.version = Some("0.11.0".into());
+    });
+    for (goes, told) in [(false, said("warm", "cpu=96")), (true, said("unknown", "0"))] {
+        let (heard, ()) = tokio::join!(claimed(&rig, &prompted), async {
+            let steps = arrived.recv().await.unwrap();
+            if goes {
+                remove(&rig, other, Tier::Gpu, &[2, 3]);
+            }
+            steps.send(answer(Some(96))).await.unwrap();
+        });
+        assert_eq!(heard, told);
     }
 }
 
