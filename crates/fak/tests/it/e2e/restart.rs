@@ -87,7 +87,9 @@ async fn after_a_restart_fak_serves_before_it_has_recovered_and_then_claims_what
         assert_eq!(asked.claimed, 96);
     }
     let blocks = fak.worker("w0").await["tiers"]["gpu"]["blocks"].as_u64().unwrap();
-    assert_eq!(blocks, u64::from(WARM) * 3 + 2, "each prompt's whole blocks, two faks' markers");
+    // Where replay gave no answer for long, the connection is made anew and tied once more.
+    let least = u64::from(WARM) * 3 + 2;
+    assert!(blocks >= least, "{blocks}, not each prompt's whole blocks and two faks' markers");
     fak.terminated().await;
 }
 
