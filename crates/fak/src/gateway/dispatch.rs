@@ -480,7 +480,7 @@ impl Shared {
         mut ticket: Ticket,
     ) -> Response<Body> {
         let (mut parts, mut relay) = answer.into_parts();
-        // Before the engine has begun the request may wait for its turn, while others evict.
+        // Until the engine begins, the request may wait in its queue while others evict its blocks.
         let is_used = parts.status.is_success() && relay.has_begun();
         let claim = if is_used { claim.clone() } else { claim.withdrawn() };
         let claim = self.told(&claim, ticket.aboard.as_mut());

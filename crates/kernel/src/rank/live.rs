@@ -40,8 +40,9 @@ pub(super) struct Live {
     met: Option<u64>,
     /// Batches from this one on were published while it stood.
     owes_from: Option<u64>,
-    /// The last of those that a replay brought and it did not. What later ones bring is not owed
-    /// before this is there: one that is late with each batch would never be late.
+    /// The last of those that a replay brought and it did not. It stays the same until it comes,
+    /// whatever later replays bring: if it moved on, a connection that lags more and more would
+    /// never owe one batch for long.
     owed: Option<u64>,
     /// Ticks for which it has owed that one.
     owed_for: u32,
