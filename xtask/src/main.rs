@@ -8,6 +8,7 @@ mod mutants;
 mod tidy;
 mod tree;
 
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -36,6 +37,9 @@ enum Command {
         /// Only those whose name holds this.
         #[arg(default_value = "")]
         only: String,
+        /// Copies of the tree that are built and tested at a time; each is a full build (3 GB).
+        #[arg(long, default_value = "1")]
+        lanes: NonZeroUsize,
     },
     /// Print the import table as ARCHITECTURE.md has to show it.
     Imports,
@@ -46,7 +50,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Ci { fuzz_seconds } => ci::run(root, fuzz_seconds),
         Command::Tidy => tidy::run(root),
-        Command::Mutants { only } => mutants::run(root, &only),
+        Command::Mutants { only, lanes } => mutants::run(root, &only, lanes),
         Command::Imports => {
             print!("{}", tidy::imports::rendered());
             Ok(())

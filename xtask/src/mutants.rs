@@ -4,11 +4,14 @@
 //! Invariant: the tree itself is never changed. A mutant whose text is not found exactly once, or
 //! that does not build, is a fault of the list and fails the run as a survivor does.
 
-use std::collections::BTreeSet;
-use std::fs;
+use std::collections::{BTreeSet, VecDeque};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
+use std::{fs, thread};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -53,34 +56,56 @@ enum End {
     DoesNotBuild,
 }
 
-/// Makes every mutant whose name holds `only`, one by one.
-pub(crate) fn run(root: &Path, only: &str) -> Result<()> {
+/// Makes every mutant whose name holds `only`, in `lanes` copies of the tree at a time.
+pub(crate) fn run(root: &Path, only: &str, lanes: NonZeroUsize) -> Result<()> {
     let mutants: Vec<_> = load(root)?.into_iter().filter(|m| m.name.contains(only)).collect();
-    let copy = Copy::new(root)?;
+    let copies: Vec<Copy> =
+        (0..lanes.get()).map(|lane| Copy::new(root, lane)).collect::<Result<_>>()?;
     let selections: BTreeSet<&str> = mutants.iter().map(|m| m.test.as_str()).collect();
-    for tests in selections {
-        if copy.test(tests)?.0 != End::Passed {
-            bail!("without any mutant these fail already: cargo test {tests}");
-        }
-    }
-    let mut faults = 0_usize;
-    for mutant in &mutants {
+    each(&copies, selections, |copy, tests| match copy.test(tests)?.0 {
+        End::Passed => Ok(()),
+        _ => bail!("without any mutant these fail already: cargo test {tests}"),
+    })?;
+    let faults = AtomicUsize::new(0);
+    each(&copies, &mutants, |copy, mutant| {
         let start = Instant::now();
         let (end, output) = copy.with(mutant)?;
-        let word = match end {
-            End::Failed => "killed",
-            End::Passed => "SURVIVED",
-            End::DoesNotBuild => "DOES NOT BUILD",
+        let (word, output) = match end {
+            End::Failed => ("killed", String::new()),
+            End::Passed => ("SURVIVED", format!("\n{output}")),
+            End::DoesNotBuild => ("DOES NOT BUILD", format!("\n{output}")),
         };
+        faults.fetch_add(usize::from(end != End::Failed), Ordering::Relaxed);
         let seconds = start.elapsed().as_secs();
-        println!("{word}: {} ({}; {seconds} s)", mutant.name, mutant.breaks);
-        if end != End::Failed {
-            faults += 1;
-            println!("{output}");
-        }
-    }
+        println!("{word}: {} ({}; {seconds} s){output}", mutant.name, mutant.breaks);
+        Ok(())
+    })?;
+    let faults = faults.into_inner();
     println!("mutants: {} killed, {faults} not", mutants.len() - faults);
     if faults > 0 { bail!("{faults} mutants were not killed") } else { Ok(()) }
+}
+
+/// Hands each item to a copy that is free; no further one after the first error.
+fn each<T: Send>(
+    copies: &[Copy],
+    items: impl IntoIterator<Item = T>,
+    work: impl Fn(&Copy, T) -> Result<()> + Sync,
+) -> Result<()> {
+    let queue = Mutex::new(items.into_iter().collect::<VecDeque<T>>());
+    let next = || queue.lock().expect("no lane panics with the queue").pop_front();
+    let lane = |copy| {
+        while let Some(item) = next() {
+            work(copy, item).inspect_err(|_| {
+                queue.lock().expect("no lane panics with the queue").clear();
+            })?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let lane = &lane;
+        let lanes: Vec<_> = copies.iter().map(|copy| scope.spawn(move || lane(copy))).collect();
+        lanes.into_iter().try_for_each(|lane| lane.join().expect("a lane does not panic"))
+    })
 }
 
 /// Whether each mutant still finds its text; for tidy, since a list that has aged proves nothing.
@@ -116,8 +141,9 @@ struct Copy {
 }
 
 impl Copy {
-    fn new(root: &Path) -> Result<Self> {
-        let place = root.join("target/mutants");
+    /// The copy of a lane.
+    fn new(root: &Path, lane: usize) -> Result<Self> {
+        let place = root.join(format!("target/mutants/{lane}"));
         let copy = Self { tree: place.join("tree"), target: place.join("target") };
         let listed = Command::new("git")
             .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
