@@ -37,6 +37,8 @@ struct Identity {
     key: Key,
     content: Content,
     twin: Option<HashKey>,
+    /// The rank's change with the last store that announced it; 0 for one that was parked.
+    announced: u64,
 }
 
 /// A block of a store that carries tokens.
@@ -182,7 +184,7 @@ impl Identities {
             return false;
         }
         let twin = self.by_key.insert(key, hash);
-        self.known.insert(hash, State::Known(Identity { key, content, twin }));
+        self.known.insert(hash, State::Known(Identity { key, content, twin, announced: 0 }));
         self.order.push_back(hash);
         true
     }
@@ -254,6 +256,22 @@ impl Identities {
         let mut hashes = self.hashes(key);
         let first = hashes.next()?;
         hashes.next().is_none().then_some(first)
+    }
+
+    /// A store of the hash was taken in as the change `at`.
+    pub(crate) fn announce(&mut self, hash: HashKey, at: u64) {
+        if let Some(State::Known(identity)) = self.known.get_mut(&hash) {
+            identity.announced = at;
+        }
+    }
+
+    /// Whether a store under one of the key's hashes was taken in after the change `mark`.
+    pub(crate) fn was_announced_since(&self, key: Key, mark: u64) -> bool {
+        let announced = |hash| match self.known.get(&hash) {
+            Some(State::Known(identity)) => identity.announced,
+            Some(State::Poisoned) | None => 0,
+        };
+        self.hashes(key).any(|hash| announced(hash) > mark)
     }
 
     /// Whether it is known what the hash names.

@@ -386,6 +386,22 @@ impl Index {
         rank.loss_since(&keys, claimed, block_size, mark.0)
     }
 
+    /// Whether an event taken in after `mark` explains that the engine holds a prompt's first block
+    /// which was known to be gone then: a store of it, on any tier; or a clear, a gap or another
+    /// life, behind which a store of it can be hidden. Without a prompt, which says that the rank
+    /// held nothing at all: any change.
+    #[must_use]
+    pub fn may_have_come_since(&self, id: RankId, prompt: Option<&Prompt<'_>>, mark: Mark) -> bool {
+        // A rank is one life: where it is gone, so is the life.
+        let Some(rank) = self.rank(id) else { return true };
+        let rank = read(&rank);
+        let Some(prompt) = prompt else { return rank.changes() > mark.0 };
+        let size = rank.layout.block_size().unwrap_or(0);
+        let first = prompt.tokens.get(..size as usize).filter(|first| !first.is_empty());
+        let chain = first.map(|tokens| self.keys.chain(&Prompt { tokens, ..*prompt }, size));
+        rank.may_have_come_since(chain.and_then(|keys| keys.first().copied()), mark.0)
+    }
+
     /// Whether the rank holds any block.
     #[must_use]
     pub fn has_blocks(&self, id: RankId) -> bool {

@@ -139,6 +139,14 @@ fn place(tier: Tier, group: u32) -> u64 {
 }
 
 impl Rank {
+    /// Whether the block with `key` may have come after `mark`: a store announced it, or the engine
+    /// dropped or lost what it had announced.
+    pub(crate) fn may_have_come_since(&self, key: Option<Key>, mark: u64) -> bool {
+        let is_announced = key.is_some_and(|key| self.identities.was_announced_since(key, mark));
+        let mut demotions = Tier::ALL.iter().flat_map(|tier| self.losses.demotions(*tier, mark));
+        is_announced || demotions.any(Loss::is_engines)
+    }
+
     /// Why blocks went that were claimed at `mark`: of those with `keys`, so many of each tier, the
     /// gpu's first. `None` where all of them are there without a break, or nothing tells why.
     pub(crate) fn loss_since(

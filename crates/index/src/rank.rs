@@ -121,6 +121,7 @@ impl Rank {
             let taught = content.map(|content| {
                 self.learn(keys, Block { hash, parent, content: *content }, applied)
             });
+            self.identities.announce(hash, self.changes);
             parent = Some(hash);
             match taught {
                 Some(Taught::Conflict) => applied.conflicts += 1,

@@ -728,3 +728,38 @@ fn a_prompt_that_is_doubted_loses_its_own_blocks_behind_those_that_were_used() {
     assert_eq!(bench.confirm(4 * SIZE, mark), 0, "a hit from before does not bring them back");
     assert_eq!(bench.confirm(4 * SIZE, bench.mark()), 2);
 }
+
+/// Of a prompt whose first block was known to be gone.
+#[test]
+fn only_an_event_of_the_engine_explains_a_block_that_was_gone_and_is_there() {
+    let has_come = |happens: &dyn Fn(&Bench)| {
+        let bench = Bench::new();
+        bench.store(&blocks(0..2));
+        bench.evict(0..2);
+        let mark = bench.index.held_and_mark(bench.rank, &plain(&prompt(4))).1;
+        happens(&bench);
+        bench.index.may_have_come_since(bench.rank, Some(&plain(&prompt(4))), mark)
+    };
+    assert!(!has_come(&|_| ()));
+    assert!(has_come(&|bench| {
+        bench.store(&blocks(0..1));
+    }));
+    assert!(has_come(&|bench| {
+        bench.store(&blocks(0..1));
+        bench.evict(0..1);
+    }));
+    assert!(has_come(&|bench| {
+        bench.index.store(bench.rank, &blocks(0..1), TierSet::NONE);
+    }));
+    assert!(has_come(&|bench| bench.store_all(&on_cpu(0..1))), "on another tier");
+    assert!(has_come(&|bench| bench.demote(TierSet::GPU, LossCause::Cleared)), "hidden behind it");
+    assert!(has_come(&|bench| bench.index.remove_rank(bench.rank)), "another life");
+    assert!(!has_come(&|bench| {
+        bench.store(&blocks(1..2));
+    }));
+    assert!(!has_come(&|bench| bench.demote(TierSet::GPU, LossCause::OwnAction)));
+    assert!(!has_come(&|bench| {
+        let mark = bench.index.held_and_mark(bench.rank, &plain(&prompt(4))).1;
+        assert_eq!(bench.index.confirm(bench.rank, &plain(&prompt(4)), SIZE, mark), 1);
+    }));
+}
