@@ -32,6 +32,7 @@ mod salts;
 mod serve;
 mod silence;
 mod ticket;
+mod verdict;
 mod weights;
 
 use std::sync::{Arc, Mutex};

@@ -1,97 +1,36 @@
 //! Claims held against what the engine then reports.
 //!
-//! Invariant: a claim that was too high is a contradiction unless the engine explains it: since the
-//! claim was made it took a claimed block, dropped its cache, or began another life, or events of
-//! it are missing. What fak itself did explains nothing but itself, and what it doubted explains
+//! Invariant: every claim that a client was told ends with one verdict, however its answer ended. A
+//! claim that was too high is a contradiction unless the engine explains it: since the claim was
+//! made it took a claimed block, dropped its cache, or began another life, or events of it are
+//! missing. So is `cold` of a prompt that the engine then finds cached, unless it announced the
+//! first block since. What fak itself did explains nothing but itself, and what it doubted explains
 //! nothing. Events come later than answers, so nothing is judged before they had their time; and
 //! one that nobody missed shows only with the next, so the engine is asked for it before a claim is
-//! called wrong. What cannot be judged is no acquittal: it costs the worker its credit.
+//! called wrong. An engine that does not tell what it found is no acquittal: it costs the worker
+//! its credit. That a client or a connection ended an answer early costs it nothing.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fak_index::{Index, Loss, Origin};
+use fak_index::{Index, Loss, Mark, RankId};
 use fak_kernel::rank::Trust;
 use fak_kernel::{LossCause, Tier};
 use fak_wire::openai::{CachedTokens, Usage};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use super::claim::{Basis, CachePrompt, Claim, Kv};
-use super::metrics::Metrics;
+use super::claim::{CachePrompt, Claim, Kv, NoClaim};
+use super::metrics::{Metrics, Outcome as Ended};
 use super::miscounted::KIND_FOR;
 use super::owed::{Debt, LATE_AFTER, Owed, Reminders};
 use super::prompt::Prompts;
+use super::verdict::{News, Unaudited, Verdict, is_evidence};
 use super::{Contradiction, Doubt};
 use crate::fleet::{Credit, Fleet, Outcome, Withheld};
 use crate::runtime::Shutdown;
 use crate::sessions::Turn;
-
-/// What an audit says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// As claimed.
-    Confirmed,
-    /// The engine found more: its events are late, or say less.
-    Under,
-    /// The engine found less, and nothing explains it.
-    Over,
-    /// The engine found less, and what it did after the claim explains it.
-    LostInFlight,
-    /// The engine found less, since an action of fak's overtook the request.
-    LostToOwnAction,
-    /// The engine does not say.
-    Unaudited,
-}
-
-impl Verdict {
-    pub(super) const ALL: [Self; 6] = [
-        Self::Confirmed,
-        Self::Under,
-        Self::Over,
-        Self::LostInFlight,
-        Self::LostToOwnAction,
-        Self::Unaudited,
-    ];
-
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Confirmed => "confirmed",
-            Self::Under => "under",
-            Self::Over => "over",
-            Self::LostInFlight => "lost_in_flight",
-            Self::LostToOwnAction => "lost_to_own_action",
-            Self::Unaudited => "unaudited",
-        }
-    }
-}
-
-/// How the news came that explains a lost claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum News {
-    /// Over the live connection, in time.
-    Live,
-    /// Over the live connection, later than a batch takes.
-    Late,
-    /// By a replay alone: the live connection is dead.
-    Replay,
-    /// By no event: those are missing.
-    None,
-}
-
-impl News {
-    pub(super) const WORDS: [&'static str; 4] = ["live", "late", "replay", "none"];
-
-    fn of(origin: Origin, is_late: bool) -> Self {
-        match origin {
-            Origin::Live if !is_late => Self::Live,
-            Origin::Live => Self::Late,
-            Origin::Replay => Self::Replay,
-            Origin::None => Self::None,
-        }
-    }
-}
 
 /// Pauses after which beliefs that are suspended are taken for lost.
 const PAUSES_MAX: u32 = 10;
@@ -111,20 +50,21 @@ pub(super) struct Audit {
     pub(super) life: Option<Arc<str>>,
     /// How many lives it had begun then.
     pub(super) lives: u64,
-    pub(super) claim: Claim,
-    /// The prompt, where its tokens are known.
-    pub(super) prompt: Option<CachePrompt>,
+    /// What the client was told; nothing before the answer's head was written.
+    pub(super) claim: Option<Claim>,
+    /// The prompt, or why it is not matched.
+    pub(super) prompt: Result<CachePrompt, NoClaim>,
     pub(super) turn: Option<Turn>,
     /// One prompt and one choice: then the engine's numbers are of this prompt alone.
     pub(super) is_single: bool,
 }
 
-/// A claim that was too high.
+/// A claim that the engine's numbers contradict.
 #[derive(Debug)]
 struct Suspicion {
     worker: Arc<str>,
-    prompt: CachePrompt,
-    basis: Basis,
+    /// The prompt; none only where the claim is that the worker holds nothing at all.
+    prompt: Option<CachePrompt>,
     claim: Claim,
     cached: u64,
     since: Instant,
@@ -176,47 +116,52 @@ pub(super) fn audits(parts: Parts, after: Duration) -> (Audits, Auditor) {
 }
 
 impl Audits {
-    /// The request ended, and cost this.
-    pub(super) fn take(&self, audit: Audit, usage: Option<Usage>) {
+    /// The request ended so, and cost this as far as the engine told.
+    pub(super) fn take(&self, audit: Audit, outcome: Ended, usage: Option<Usage>) {
+        let Some(claim) = audit.claim.clone() else { return };
+        let early = Unaudited::of(outcome);
+        let usage = usage.filter(|usage| is_evidence(outcome, usage));
         let desk = &self.desk;
         let cached = desk.cached(&audit, usage).filter(|_| audit.is_single);
         let is_same = desk.is_counted_alike(&audit, usage);
         if let (Some(cached), true) = (cached, is_same) {
-            desk.confirm(&audit, cached);
+            desk.confirm(&audit, &claim, cached);
         }
         if is_same {
-            self.owe(&audit);
+            self.owe(&audit, &claim);
         }
-        let Audit { worker, claim, prompt, turn, is_single, .. } = audit;
-        if claim.kv == Kv::Unknown {
+        if claim.kv.no_claim().is_some() {
             return;
         }
-        let Some(cached) = cached else {
-            desk.parts.metrics.audited(Verdict::Unaudited);
-            // Of several choices one sum is told, which speaks neither for the engine nor against.
-            if is_single {
-                desk.credit(&worker, Outcome::Unaudited);
+        match cached {
+            Some(cached) => self.judge(audit, claim, cached, is_same),
+            None => {
+                let is_sum = (!audit.is_single).then_some(Unaudited::SeveralChoices);
+                let why = early.or(is_sum).unwrap_or(Unaudited::NoDetails);
+                desk.unaudited(&audit.worker, why);
             }
-            return;
-        };
-        let claimed = claim.total();
-        desk.parts.metrics.claimed(&claim.tokens, cached);
-        if let Some(turn) = turn {
-            turn.record(u64::from(claimed), cached);
         }
-        let verdict = match cached.cmp(&u64::from(claimed)) {
+    }
+
+    /// Holds a claim against what the engine found. `is_same`: for the prompt that it was made of.
+    fn judge(&self, audit: Audit, claim: Claim, cached: u64, is_same: bool) {
+        let Audit { worker, prompt, turn, .. } = audit;
+        let claimed = u64::from(claim.total());
+        self.desk.parts.metrics.claimed(&claim.tokens, cached);
+        if let Some(turn) = turn {
+            turn.record(claimed, cached);
+        }
+        let prompt = prompt.ok();
+        let verdict = match cached.cmp(&claimed) {
             std::cmp::Ordering::Equal => Verdict::Confirmed,
-            std::cmp::Ordering::Greater => Verdict::Under,
-            // Its beliefs are of another prompt: nothing contradicts them.
-            std::cmp::Ordering::Less if !is_same => Verdict::Over,
-            std::cmp::Ordering::Less => {
-                // A claim above 0 has a prompt and a basis.
-                let (Some(prompt), Some(basis)) = (prompt, claim.basis) else { return };
+            std::cmp::Ordering::Greater if claim.kv == Kv::Warm => Verdict::Under,
+            // What is believed is of another prompt: nothing contradicts it.
+            _ if prompt.is_some() && !is_same => Verdict::Over,
+            _ => {
                 let (since, pauses, is_unexplained) = (Instant::now(), 0, false);
                 return self.suspect(Suspicion {
                     worker,
                     prompt,
-                    basis,
                     claim,
                     cached,
                     since,
@@ -225,14 +170,16 @@ impl Audits {
                 });
             }
         };
-        desk.parts.metrics.audited(verdict);
-        desk.credit(&worker, Outcome::Audited);
+        self.desk.parts.metrics.audited(verdict);
+        self.desk.credit(&worker, Outcome::Audited);
     }
 
     fn suspect(&self, mut suspicion: Suspicion) {
-        // What made it wrong, a dead stream or another engine, makes the next one wrong, too.
+        // What made a warm claim wrong, a dead stream or another engine, makes the next one wrong,
+        // too.
         let explains = |loss: Loss| loss.is_engines() || loss.cause == LossCause::OwnAction;
-        suspicion.is_unexplained = !self.desk.loss(&suspicion).is_some_and(explains);
+        suspicion.is_unexplained =
+            suspicion.claim.kv == Kv::Warm && !self.desk.loss(&suspicion).is_some_and(explains);
         if suspicion.is_unexplained {
             self.desk.in_doubt(&suspicion.worker, Credit::suspect);
         }
@@ -243,8 +190,8 @@ impl Audits {
     }
 
     /// The engine has computed the prompt: it owes the stores of those blocks that are not known.
-    fn owe(&self, audit: &Audit) {
-        let (Some(prompt), Some(basis)) = (&audit.prompt, audit.claim.basis) else { return };
+    fn owe(&self, audit: &Audit, claim: &Claim) {
+        let (Ok(prompt), Some(basis)) = (&audit.prompt, claim.basis) else { return };
         if !basis.is_certain {
             return;
         }
@@ -348,7 +295,7 @@ impl Desk {
     /// Whether the engine counts the prompt as it was matched; if not, it is another prompt, and
     /// it is not matched again, and after two such its kind is not for a while.
     fn is_counted_alike(&self, audit: &Audit, usage: Option<Usage>) -> bool {
-        let (Some(prompt), Some(usage)) = (&audit.prompt, usage) else { return false };
+        let (Ok(prompt), Some(usage)) = (&audit.prompt, usage) else { return false };
         if !audit.is_single {
             return false;
         }
@@ -379,9 +326,9 @@ impl Desk {
 
     /// Takes the engine's hit for evidence, as far as it says more than was claimed: what was heard
     /// of the rank has to be exact when the request was sent and now.
-    fn confirm(&self, audit: &Audit, cached: u64) {
-        let (Some(prompt), Some(basis)) = (&audit.prompt, audit.claim.basis) else { return };
-        if !basis.is_certain || cached <= u64::from(audit.claim.total()) {
+    fn confirm(&self, audit: &Audit, claim: &Claim, cached: u64) {
+        let (Ok(prompt), Some(basis)) = (&audit.prompt, claim.basis) else { return };
+        if !basis.is_certain || cached <= u64::from(claim.total()) {
             return;
         }
         let fleet = self.parts.fleet.snapshot();
@@ -407,22 +354,36 @@ impl Desk {
 
     /// Why the index no longer holds what was claimed.
     fn loss(&self, suspicion: &Suspicion) -> Option<Loss> {
-        let Suspicion { prompt, basis, claim, .. } = suspicion;
+        let Suspicion { prompt, claim, .. } = suspicion;
+        let (prompt, basis) = (prompt.as_ref()?, claim.basis?);
         self.parts.index.loss_since(basis.rank, &prompt.key(), basis.mark, &claim.tokens)
+    }
+
+    /// Whether the engine announced since what it found of a prompt that was claimed to be cold.
+    fn has_come(&self, suspicion: &Suspicion) -> bool {
+        let prompt = suspicion.prompt.as_ref().map(CachePrompt::key);
+        let may_have_come = |(rank, mark): &(RankId, Mark)| {
+            self.parts.index.may_have_come_since(*rank, prompt.as_ref(), *mark)
+        };
+        suspicion.claim.cold_since.iter().any(may_have_come)
     }
 
     /// Whether beliefs that the claim rests on count for nothing now, and may count again.
     fn is_pending(&self, suspicion: &Suspicion) -> bool {
-        let stats = self.parts.index.stats(suspicion.basis.rank);
-        let is_aside =
-            |tier: &Tier| suspicion.claim.tokens.get(*tier) > 0 && stats.aside.has(*tier);
-        stats.is_suspended || Tier::ALL.iter().any(is_aside)
+        let claim = &suspicion.claim;
+        let cold = claim.cold_since.iter().map(|(rank, _)| *rank);
+        claim.basis.map(|basis| basis.rank).into_iter().chain(cold).any(|rank| {
+            let stats = self.parts.index.stats(rank);
+            let is_aside = |tier: &Tier| claim.tokens.get(*tier) > 0 && stats.aside.has(*tier);
+            stats.is_suspended || Tier::ALL.iter().any(is_aside)
+        })
     }
 
     /// Judges a suspicion; false where that is too early.
     fn judge(&self, suspicion: &Suspicion) -> bool {
         let pauses = suspicion.pauses;
         let verdict = match self.loss(suspicion) {
+            _ if suspicion.claim.kv == Kv::Cold && self.has_come(suspicion) => Verdict::Under,
             Some(loss) if loss.is_engines() => {
                 self.parts.metrics.lost(loss.cause, News::of(loss.origin, pauses > 1));
                 Verdict::LostInFlight
@@ -442,13 +403,21 @@ impl Desk {
         match verdict {
             Verdict::Over => self.contradict(suspicion),
             _ => tracing::debug!(
-                %worker, claimed, cached, verdict = verdict.as_str(), "a claim was lost",
+                %worker, claimed, cached, verdict = verdict.as_str(), "a claim did not hold",
             ),
         }
         self.release(suspicion);
         self.parts.metrics.audited(verdict);
         let is_lost = verdict == Verdict::LostInFlight;
         self.credit(worker, if is_lost { Outcome::Lost } else { Outcome::Audited });
+    }
+
+    /// A claim that cannot be audited.
+    fn unaudited(&self, worker: &Arc<str>, why: Unaudited) {
+        self.parts.metrics.unaudited(why);
+        if why.costs_credit() {
+            self.credit(worker, Outcome::Unaudited);
+        }
     }
 
     /// Changes how far a worker is in doubt.
@@ -468,20 +437,26 @@ impl Desk {
     /// A suspicion that cannot be judged.
     fn give_up(&self, suspicion: &Suspicion) {
         self.release(suspicion);
-        self.parts.metrics.audited(Verdict::Unaudited);
-        self.credit(&suspicion.worker, Outcome::Unaudited);
+        self.unaudited(&suspicion.worker, Unaudited::NotJudged);
     }
 
     /// What the claim rests on is wrong: the prompt's blocks that the engine did not use go at
     /// once, and the owner is told where more is in doubt.
     fn contradict(&self, suspicion: &Suspicion) {
-        let Suspicion { worker, prompt, basis, claim, cached, .. } = suspicion;
-        let (rank, cached, claimed) = (basis.rank, *cached, claim.total());
-        let used = u32::try_from(cached).unwrap_or(u32::MAX);
-        self.parts.index.demote_prompt(rank, &prompt.key(), used);
-        let is_rank = self.parts.prompts.contradicted(rank, prompt.source, Instant::now());
+        let Suspicion { worker, prompt, claim, cached, .. } = suspicion;
+        let cold = claim.cold_since.first().map(|(rank, _)| *rank);
+        let Some(rank) = claim.basis.map(|basis| basis.rank).or(cold) else { return };
+        let (cached, claimed) = (*cached, claim.total());
+        // Of a rank that was believed to hold nothing at all everything is in doubt.
+        let is_rank = prompt.as_ref().is_none_or(|prompt| {
+            let used = u32::try_from(cached).unwrap_or(u32::MAX);
+            self.parts.index.demote_prompt(rank, &prompt.key(), used);
+            self.parts.prompts.contradicted(rank, prompt.source, Instant::now())
+        });
+        let kv = if claim.kv == Kv::Cold { "cold" } else { "warm" };
         tracing::error!(
-            %worker, claimed, cached, is_rank, "the engine reused less than was claimed",
+            %worker, kv, claimed, cached, is_rank,
+            "the engine contradicts a claim, and no event explains it",
         );
         let worker = Arc::clone(worker);
         self.parts.doubt.contradicted(&Contradiction { worker, rank, claimed, cached, is_rank });
@@ -513,6 +488,7 @@ mod tests {
     use fak_index::{Limits, RankOptions};
     use fak_kernel::vocab::PerTier;
 
+    use super::super::claim::Basis;
     use super::super::prompt::Source;
     use super::*;
     use crate::telemetry::{Registry, text};
@@ -541,7 +517,8 @@ mod tests {
         let mark = index.held_and_mark(rank, &prompt.key()).1;
         let basis = Basis { rank, mark, is_certain: false, may_be_held: false };
         let tokens = PerTier { gpu: 96, ..PerTier::default() };
-        let claim = Claim { kv: Kv::Warm, tokens, basis: Some(basis) };
+        let cold_since = Vec::new();
+        let claim = Claim { kv: Kv::Warm, tokens, basis: Some(basis), cold_since };
         let parts = Parts {
             metrics: Arc::new(Metrics::new(&registry).expect("new names")),
             prompts: Arc::new(Prompts::new(1 << 10, 1, 7, jiff::Timestamp::now)),
@@ -561,12 +538,12 @@ mod tests {
                 worker: "w".into(),
                 life: None,
                 lives: 0,
-                claim: claim.clone(),
-                prompt: Some(prompt.clone()),
+                claim: Some(claim.clone()),
+                prompt: Ok(prompt.clone()),
                 turn: None,
                 is_single: true,
             };
-            audits.take(audit, Some(usage));
+            audits.take(audit, Ended::Ok, Some(usage));
         }
         let count = |outcome: &str| {
             let line = format!("fak_claims_total{{outcome=\"{outcome}\"}} ");

@@ -10,6 +10,7 @@ use fak_kernel::route::{self, Breaker, Candidate, Fitness};
 use tokio::time::Instant;
 
 use super::Shared;
+use super::claim::NoClaim;
 use super::dispatch::{Attempt, BYTES_PER_TOKEN, Choice, Job, Seat};
 use super::error::Problem;
 use super::offer::Offer;
@@ -35,7 +36,7 @@ impl Shared {
         &self,
         job: &Job,
         candidates: &[(usize, &View)],
-        matched: Option<&Matched>,
+        matched: Result<&Matched, NoClaim>,
         chunks: Chunks,
     ) -> Choice {
         let mut targets = Vec::with_capacity(candidates.len());
@@ -48,7 +49,7 @@ impl Shared {
             }
         }
         let length = matched.map_or_else(
-            || u32::try_from(chunks.bytes() / BYTES_PER_TOKEN).unwrap_or(u32::MAX),
+            |_| u32::try_from(chunks.bytes() / BYTES_PER_TOKEN).unwrap_or(u32::MAX),
             |matched| u32::try_from(matched.tokens.len()).unwrap_or(u32::MAX),
         );
         let mut weighed = self.weigh(job, &targets, &chunks, length);

@@ -1,7 +1,8 @@
 //! What may be claimed of a worker's cache for a prompt.
 //!
 //! Invariant: a claim is what every rank that may get the request provably holds; where a rank is
-//! not heard, nothing is claimed, and `cold` is said only where every block is known to be gone.
+//! not heard, nothing is claimed, and `cold` is said only where every block is known to be gone, on
+//! every rank that may get the request.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use fak_kernel::{Belief, Tier, TierSet};
 use http::HeaderValue;
 
 use super::prompt::Source;
-use crate::fleet::State;
+use crate::fleet::{Rank, State};
 
 /// A prompt as an engine's prefix cache sees it.
 #[derive(Clone, Debug)]
@@ -39,8 +40,101 @@ pub(super) enum Kv {
     Warm,
     /// It provably holds nothing of it.
     Cold,
-    /// Nobody can say.
-    Unknown,
+    /// Neither is proven.
+    Unknown(NoClaim),
+}
+
+/// Why nothing is claimed of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoClaim {
+    /// The prompts of its route are not matched.
+    Route,
+    /// The prompt's tokens are not known: `/tokenize` does not give them, or is not given all that
+    /// the engine makes them of.
+    NotMatchable,
+    /// The engine computes the whole prompt, whatever its caches hold.
+    SkipsCache,
+    /// The engine answers it by requests of its own.
+    BeamSearch,
+    /// The prompt has content that is not text.
+    Content,
+    /// It is not known which adapter computes the prompt.
+    Adapter,
+    /// The model cards do not show whether the model is the base.
+    Model,
+    /// The engine counted this prompt, or prompts of its kind, otherwise.
+    Miscounted,
+    /// The engine contradicted a claim for a prompt of its kind lately.
+    Contradicted,
+    /// A rank that may get the request is not followed by its events.
+    Unheard,
+    /// What the rank holds is being found out: its beliefs are set aside.
+    Suspended,
+    /// The rank's events do not show what its blocks are.
+    Layout,
+    /// Nothing is known of the prompt's first block.
+    Miss,
+    /// The ranks that may get the request hold different parts of the prompt.
+    RanksDiffer,
+    /// Nothing would be held, but others were inside the worker and may have stored it.
+    NotAlone,
+    /// The worker's claims were not borne out lately.
+    Withheld,
+    /// What was held when the request was sent had gone when the answer began.
+    Lost,
+    /// The answer's head went to the client before the engine began.
+    NotBegun,
+    /// The answer is an error, or ended before its head went to the client.
+    Failed,
+}
+
+impl NoClaim {
+    pub(super) const ALL: [Self; 19] = [
+        Self::Route,
+        Self::NotMatchable,
+        Self::SkipsCache,
+        Self::BeamSearch,
+        Self::Content,
+        Self::Adapter,
+        Self::Model,
+        Self::Miscounted,
+        Self::Contradicted,
+        Self::Unheard,
+        Self::Suspended,
+        Self::Layout,
+        Self::Miss,
+        Self::RanksDiffer,
+        Self::NotAlone,
+        Self::Withheld,
+        Self::Lost,
+        Self::NotBegun,
+        Self::Failed,
+    ];
+
+    /// The word, as the header and the metric have it.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Route => "route",
+            Self::NotMatchable => "not_matchable",
+            Self::SkipsCache => "skips_cache",
+            Self::BeamSearch => "beam_search",
+            Self::Content => "content",
+            Self::Adapter => "adapter",
+            Self::Model => "model",
+            Self::Miscounted => "miscounted",
+            Self::Contradicted => "contradicted",
+            Self::Unheard => "unheard",
+            Self::Suspended => "suspended",
+            Self::Layout => "layout",
+            Self::Miss => "miss",
+            Self::RanksDiffer => "ranks_differ",
+            Self::NotAlone => "not_alone",
+            Self::Withheld => "withheld",
+            Self::Lost => "lost",
+            Self::NotBegun => "not_begun",
+            Self::Failed => "failed",
+        }
+    }
 }
 
 impl Kv {
@@ -49,8 +143,16 @@ impl Kv {
         HeaderValue::from_static(match self {
             Self::Warm => "warm",
             Self::Cold => "cold",
-            Self::Unknown => "unknown",
+            Self::Unknown(_) => "unknown",
         })
+    }
+
+    /// Why nothing is claimed, where nothing is.
+    pub(super) fn no_claim(self) -> Option<NoClaim> {
+        match self {
+            Self::Warm | Self::Cold => None,
+            Self::Unknown(why) => Some(why),
+        }
     }
 }
 
@@ -62,6 +164,9 @@ pub(super) struct Claim {
     pub(super) tokens: PerTier<u32>,
     /// The rank that holds least, and the moment of the claim in its history.
     pub(super) basis: Option<Basis>,
+    /// Every rank that may get the request, and the moment in its history, where none holds any of
+    /// the prompt.
+    pub(super) cold_since: Vec<(RankId, Mark)>,
 }
 
 /// What a claim rests on, or would.
@@ -76,16 +181,19 @@ pub(super) struct Basis {
 }
 
 impl Claim {
-    /// Nothing is said.
-    pub(super) const UNKNOWN: Self = Self {
-        kv: Kv::Unknown,
-        tokens: PerTier { gpu: 0, cpu: 0, disk: 0, remote: 0 },
-        basis: None,
-    };
+    /// Nothing is claimed.
+    pub(super) fn none(why: NoClaim) -> Self {
+        Self {
+            kv: Kv::Unknown(why),
+            tokens: PerTier::default(),
+            basis: None,
+            cold_since: Vec::new(),
+        }
+    }
 
-    /// Nothing is said, of a claim that did not hold.
-    pub(super) fn withdrawn(&self) -> Self {
-        Self { basis: self.basis, ..Self::UNKNOWN }
+    /// Nothing is claimed, though it was to be.
+    pub(super) fn withdrawn(&self, why: NoClaim) -> Self {
+        Self { basis: self.basis, ..Self::none(self.kv.no_claim().unwrap_or(why)) }
     }
 
     /// Tokens on all tiers.
@@ -118,66 +226,97 @@ pub(super) struct Asker {
     pub(super) is_alone: bool,
 }
 
-/// What may be claimed of a worker for `prompt`; of the rank that the request names alone, where
-/// the engine obeys.
+/// What may be claimed of a worker for a prompt, or why it has none that could be matched; of the
+/// rank that the request names alone, where the engine obeys.
 pub(super) fn claim(
     index: &Index,
     state: &State,
-    prompt: Option<&CachePrompt>,
+    prompt: Result<&CachePrompt, NoClaim>,
     asker: Asker,
 ) -> Claim {
     let claim = claim_of_ranks(index, state, prompt, asker.pinned);
-    if claim.kv == Kv::Cold && !asker.is_alone { claim.withdrawn() } else { claim }
+    if claim.kv == Kv::Cold && !asker.is_alone { claim.withdrawn(NoClaim::NotAlone) } else { claim }
 }
 
 fn claim_of_ranks(
     index: &Index,
     state: &State,
-    prompt: Option<&CachePrompt>,
+    prompt: Result<&CachePrompt, NoClaim>,
     pinned: Option<u32>,
 ) -> Claim {
     let pinned = pinned.filter(|_| state.obeys_rank());
     if pinned.is_none() && !state.hears_all_ranks() {
-        return Claim::UNKNOWN;
+        return Claim::none(NoClaim::Unheard);
     }
-    let ranks = || state.ranks.iter().filter(|rank| pinned.is_none_or(|n| n == rank.number));
-    let count = ranks().count();
-    let Some(prompt) = prompt else {
-        let is_cold = count > 0 && ranks().all(|rank| is_empty(index, state, rank));
-        return Claim { kv: if is_cold { Kv::Cold } else { Kv::Unknown }, ..Claim::UNKNOWN };
-    };
-    let claims = ranks().map(|rank| {
-        let (held, mark) = index.held_and_mark(rank.id, &prompt.key());
-        let kv = kv(index, state, rank, &held, prompt);
-        let is_exact = rank.trust == Trust::Exact;
-        let is_open = matches!(held.reason, HeldReason::Miss | HeldReason::NoBlockSize);
-        let basis = Basis {
-            rank: rank.id,
-            mark,
-            is_certain: is_exact && count == 1,
-            may_be_held: is_exact && kv == Kv::Unknown && is_open,
-        };
-        let tokens = tokens(state, &held);
-        let claim = Claim { kv, tokens, basis: Some(basis) };
-        if kv == Kv::Warm && claim.total() == 0 { claim.withdrawn() } else { claim }
-    });
+    let ranks = state.ranks.iter().filter(|rank| pinned.is_none_or(|n| n == rank.number));
+    let ranks: Vec<_> = ranks.collect();
+    let of_rank = |rank: &&Rank| claim_of_rank(index, state, rank, prompt, ranks.len() == 1);
+    let claims: Vec<_> = ranks.iter().map(of_rank).collect();
+    let cold_since = claims.iter().flat_map(|claim| claim.cold_since.iter().copied()).collect();
+    let are_cold = claims.iter().all(|claim| claim.kv == Kv::Cold);
     // Unknown weighs most: the engine may pick that rank.
-    claims.min_by_key(|claim| (claim.kv != Kv::Unknown, claim.total())).unwrap_or(Claim::UNKNOWN)
+    let least =
+        claims.into_iter().min_by_key(|claim| (claim.kv.no_claim().is_none(), claim.total()));
+    match least {
+        None => Claim::none(NoClaim::Unheard),
+        Some(claim) if are_cold => Claim { cold_since, ..claim },
+        Some(claim) if claim.kv == Kv::Cold => claim.withdrawn(NoClaim::RanksDiffer),
+        Some(claim) => claim,
+    }
 }
+
+fn claim_of_rank(
+    index: &Index,
+    state: &State,
+    rank: &Rank,
+    prompt: Result<&CachePrompt, NoClaim>,
+    is_only: bool,
+) -> Claim {
+    let prompt = match prompt {
+        Ok(prompt) => prompt,
+        Err(why) => return claim_of_any(index, state, rank, why),
+    };
+    let (held, mark) = index.held_and_mark(rank.id, &prompt.key());
+    let kv = kv(index, state, rank, &held, prompt);
+    let is_exact = rank.trust == Trust::Exact;
+    let is_open = matches!(held.reason, HeldReason::Miss | HeldReason::NoBlockSize);
+    let basis = Basis {
+        rank: rank.id,
+        mark,
+        is_certain: is_exact && is_only,
+        may_be_held: is_exact && kv.no_claim().is_some() && is_open,
+    };
+    let cold_since = if kv == Kv::Cold { vec![(rank.id, mark)] } else { Vec::new() };
+    let claim = Claim { kv, tokens: tokens(state, &held), basis: Some(basis), cold_since };
+    if kv == Kv::Warm && claim.total() == 0 { claim.withdrawn(NoClaim::Miss) } else { claim }
+}
+
+/// What may be claimed of a rank for a prompt that is not matched.
+fn claim_of_any(index: &Index, state: &State, rank: &Rank, why: NoClaim) -> Claim {
+    let mark = index.held_and_mark(rank.id, &ANY).1;
+    if !is_empty(index, state, rank) {
+        return Claim::none(why);
+    }
+    Claim { kv: Kv::Cold, cold_since: vec![(rank.id, mark)], ..Claim::none(why) }
+}
+
+/// Of a rank without blocks one prompt is as good as another.
+const ANY: Prompt<'static> = Prompt { tokens: &[0], lora: None, salt: None };
 
 /// A claim as it may be told at a later moment: what of it still holds. A block that went and came
 /// back since does not count.
 pub(super) fn still(
     index: &Index,
     state: &State,
-    prompt: Option<&CachePrompt>,
+    prompt: Result<&CachePrompt, NoClaim>,
     asker: Asker,
     then: &Claim,
 ) -> Claim {
     let now = claim(index, state, prompt, asker);
     match (then.kv, prompt, then.basis) {
         (Kv::Cold, ..) if now.kv == Kv::Cold => then.clone(),
-        (Kv::Warm, Some(prompt), Some(Basis { rank, mark, .. })) if now.kv == Kv::Warm => {
+        (Kv::Cold, ..) => then.withdrawn(now.kv.no_claim().unwrap_or(NoClaim::Lost)),
+        (Kv::Warm, Ok(prompt), Some(Basis { rank, mark, .. })) if now.kv == Kv::Warm => {
             let unbroken = tokens(state, &index.held_since(rank, &prompt.key(), mark));
             let tokens = common(then.tokens, unbroken);
             // Of the rank itself what is unbroken is all there is to know: that the engine has
@@ -186,9 +325,9 @@ pub(super) fn still(
             let is_least = now.basis.is_some_and(|basis| basis.rank == rank);
             let tokens = if is_least { tokens } else { common(tokens, now.tokens) };
             let told = Claim { tokens, ..then.clone() };
-            if told.total() == 0 { then.withdrawn() } else { told }
+            if told.total() == 0 { then.withdrawn(NoClaim::Lost) } else { told }
         }
-        _ => then.withdrawn(),
+        _ => then.withdrawn(NoClaim::Lost),
     }
 }
 
@@ -208,36 +347,35 @@ fn common(one: PerTier<u32>, other: PerTier<u32>) -> PerTier<u32> {
     tokens
 }
 
-fn kv(
-    index: &Index,
-    state: &State,
-    rank: &crate::fleet::Rank,
-    held: &Held,
-    prompt: &CachePrompt,
-) -> Kv {
+fn kv(index: &Index, state: &State, rank: &Rank, held: &Held, prompt: &CachePrompt) -> Kv {
+    let is_exact = rank.trust == Trust::Exact;
     match held.reason {
         HeldReason::Warm => Kv::Warm,
-        HeldReason::BelowBlockSize if rank.trust == Trust::Exact => Kv::Cold,
-        HeldReason::Miss if rank.trust == Trust::Exact => {
+        HeldReason::BelowBlockSize if is_exact => Kv::Cold,
+        HeldReason::Miss if is_exact => {
             let size = held.block_size;
             let first = &prompt.tokens[..(size as usize).min(prompt.tokens.len())];
             let key = index.chain(&Prompt { tokens: first, ..prompt.key() }, size).first().copied();
             let is_gone =
                 |tier| key.is_some_and(|key| index.belief(rank.id, tier, key) == Belief::Gone);
-            if state.tiers().iter().all(is_gone) { Kv::Cold } else { Kv::Unknown }
+            if state.tiers().iter().all(is_gone) { Kv::Cold } else { Kv::Unknown(NoClaim::Miss) }
         }
         HeldReason::NoBlockSize if is_empty(index, state, rank) => Kv::Cold,
-        _ => Kv::Unknown,
+        HeldReason::Miss | HeldReason::BelowBlockSize | HeldReason::NoBlockSize => {
+            Kv::Unknown(NoClaim::Miss)
+        }
+        HeldReason::Suspended | HeldReason::SetAside => Kv::Unknown(NoClaim::Suspended),
+        HeldReason::NoRank => Kv::Unknown(NoClaim::Unheard),
+        HeldReason::BlockSizeChanged
+        | HeldReason::GroupsDiffer
+        | HeldReason::TooManyGroups
+        | HeldReason::ExtraNotReported => Kv::Unknown(NoClaim::Layout),
     }
 }
 
 /// Whether a rank is known to hold nothing at all.
-fn is_empty(index: &Index, state: &State, rank: &crate::fleet::Rank) -> bool {
-    let is_gone = |tier| {
-        // Of a rank without blocks one key is as good as another.
-        let key = index.chain(&Prompt { tokens: &[0], lora: None, salt: None }, 1)[0];
-        index.belief(rank.id, tier, key) == Belief::Gone
-    };
+fn is_empty(index: &Index, state: &State, rank: &Rank) -> bool {
+    let is_gone = |tier| index.belief(rank.id, tier, index.chain(&ANY, 1)[0]) == Belief::Gone;
     rank.trust == Trust::Exact && !index.has_blocks(rank.id) && state.tiers().iter().all(is_gone)
 }
 
@@ -257,7 +395,7 @@ mod tests {
     fn the_header_names_the_tiers_that_hold_any() {
         let claim = |gpu, cpu| Claim {
             tokens: PerTier { gpu, cpu, ..PerTier::default() },
-            ..Claim::UNKNOWN
+            ..Claim::none(NoClaim::Miss)
         };
         assert_eq!(claim(0, 0).header(), "0");
         assert_eq!(claim(512, 0).header(), "gpu=512");

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::audit::Audit;
 use super::body::{Body, Whole};
 use super::choosing::{OnRank, place};
-use super::claim::Claim;
+use super::claim::{Claim, NoClaim};
 use super::error::Problem;
 use super::following::Following;
 use super::frames::Frames;
@@ -212,14 +212,14 @@ impl Shared {
                 return None;
             }
             let matched = self.matched(job, &candidates).await;
-            if let Some(matched) = &matched {
+            if let Ok(matched) = &matched {
                 self.owed.wait(&self.index, &matched.tokens).await;
             }
             // Not only where there is a choice now: a request that had to move is expected too.
             let has_ranks = |(_, view): &(usize, &View)| view.state.ranks.len() > 1;
             let is_one = snapshot.workers.len() < 2 && !candidates.iter().any(has_ranks);
             let chunks = if is_one { Chunks::default() } else { job.chunks.clone() };
-            match self.enter(job, &candidates, matched.as_ref(), chunks) {
+            match self.enter(job, &candidates, matched.as_ref().map_err(|why| *why), chunks) {
                 Choice::Seat(seat) => return Some(*seat),
                 Choice::Nobody => return None,
                 Choice::Outdated => {}
@@ -246,7 +246,7 @@ impl Shared {
                 .iter()
                 .any(|tier| claim.tokens.get(*tier) > 0 && !turn.is_warm(*tier));
             if is_stale {
-                claim = Claim::UNKNOWN;
+                claim = Claim::none(NoClaim::Lost);
             }
         }
         let prediction = (!chunks.is_empty()).then(|| {
@@ -260,7 +260,7 @@ impl Shared {
                 worker: Arc::clone(&worker),
                 life: view.state.incarnation.clone(),
                 lives: view.state.lives,
-                claim: claim.clone(),
+                claim: None,
                 prompt,
                 turn: job.turn.clone(),
                 is_single: job.choices == 1,
@@ -480,9 +480,14 @@ impl Shared {
         mut ticket: Ticket,
     ) -> Response<Body> {
         let (mut parts, mut relay) = answer.into_parts();
-        // Until the engine begins, the request may wait in its queue while others evict its blocks.
-        let is_used = parts.status.is_success() && relay.has_begun();
-        let claim = if is_used { claim.clone() } else { claim.withdrawn() };
+        let claim = if !parts.status.is_success() || relay.has_ended_badly() {
+            claim.withdrawn(NoClaim::Failed)
+        } else if !relay.has_begun() {
+            // The request may wait in the engine's queue while others evict its blocks.
+            claim.withdrawn(NoClaim::NotBegun)
+        } else {
+            claim.clone()
+        };
         let claim = self.told(&claim, ticket.aboard.as_mut());
         let own = &mut parts.headers;
         let worker = ticket.aboard.as_ref().map(|aboard| HeaderValue::try_from(&*aboard.worker));
@@ -497,6 +502,9 @@ impl Shared {
             own.insert(headers::WEIGHT_VERSION_MIXED, mixed);
         }
         own.insert(headers::KV, claim.kv.header());
+        if let Some(why) = claim.kv.no_claim() {
+            own.insert(headers::KV_REASON, HeaderValue::from_static(why.as_str()));
+        }
         own.insert(headers::WARM_TOKENS, claim.header());
         own.insert(headers::ATTEMPTS, HeaderValue::from(attempts));
         relay.answers(parts.status);

@@ -17,6 +17,8 @@ pub(super) const SESSION: HeaderName = HeaderName::from_static("x-fak-session");
 pub(super) const AGENT_SESSION: HeaderName = HeaderName::from_static("x-claude-code-session-id");
 /// Whether the worker's cache is warm for this prompt.
 pub(super) const KV: HeaderName = HeaderName::from_static("x-fak-kv");
+/// Why neither is claimed, where `x-fak-kv` is `unknown`.
+pub(super) const KV_REASON: HeaderName = HeaderName::from_static("x-fak-kv-reason");
 /// Tokens claimed, by tier.
 pub(super) const WARM_TOKENS: HeaderName = HeaderName::from_static("x-fak-warm-tokens");
 /// The weight version of the worker when the request was sent to it.
@@ -52,8 +54,8 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 ];
 
 /// fak's own names. None of them comes from an engine.
-const OWN: [HeaderName; 7] =
-    [WORKER, SESSION, KV, WARM_TOKENS, ATTEMPTS, WEIGHT_VERSION, WEIGHT_VERSION_MIXED];
+const OWN: [HeaderName; 8] =
+    [WORKER, SESSION, KV, KV_REASON, WARM_TOKENS, ATTEMPTS, WEIGHT_VERSION, WEIGHT_VERSION_MIXED];
 
 /// Names that are dropped from a request besides. `Accept-Encoding`: fak asks for
 /// [`identity`](to_engine) instead. `Expect`: fak has the body already.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use fak_index::Index;
 
 use super::Shared;
-use super::claim::{Asker, Kv, claim};
+use super::claim::{Asker, NoClaim, claim};
 use super::dispatch::Job;
 use super::metrics::Matching;
 use super::prompt::Matched;
@@ -58,19 +58,13 @@ impl Shared {
         &self,
         job: &Job,
         candidates: &[(usize, &View)],
-    ) -> Option<Matched> {
-        job.request()?;
-        let matched = self.match_with(job, candidates).await;
-        match matched {
-            Ok((matched, how)) => {
-                self.metrics.matched(how);
-                Some(matched)
-            }
-            Err(why) => {
-                self.metrics.matched(why);
-                None
-            }
+    ) -> Result<Matched, NoClaim> {
+        if job.request().is_none() {
+            return Err(NoClaim::Route);
         }
+        let matched = self.match_with(job, candidates).await;
+        self.metrics.matched(matched.as_ref().map_or_else(|why| *why, |(_, how)| *how));
+        matched.map(|(matched, _)| matched).map_err(NoClaim::from)
     }
 
     async fn match_with(
@@ -110,8 +104,25 @@ fn may_hold(index: &Index, state: &State) -> bool {
     }
     let asker = Asker { pinned: None, is_alone: true };
     let has_names = || state.ranks.iter().any(|rank| index.stats(rank.id).identities > 0);
-    let is_unknown = || claim(index, state, None, asker).kv == Kv::Unknown;
+    let is_unknown = || claim(index, state, Err(NoClaim::Miss), asker).kv.no_claim().is_some();
     (state.reports_hits() || has_names()) && is_unknown()
+}
+
+impl From<Matching> for NoClaim {
+    fn from(matching: Matching) -> Self {
+        match matching {
+            Matching::NotMatchable => Self::NotMatchable,
+            Matching::SkipsCache => Self::SkipsCache,
+            Matching::BeamSearch => Self::BeamSearch,
+            Matching::Content => Self::Content,
+            Matching::Adapter => Self::Adapter,
+            Matching::Model => Self::Model,
+            Matching::Miscounted => Self::Miscounted,
+            Matching::Contradicted => Self::Contradicted,
+            // No worker holds a block that could be matched.
+            Matching::Skipped | Matching::Known | Matching::Asked => Self::Miss,
+        }
+    }
 }
 
 impl From<Unmatchable> for Matching {

@@ -11,7 +11,8 @@ use fak_kernel::{LossCause, Tier};
 use prometheus::core::Collector;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts};
 
-use super::audit::{News, Verdict};
+use super::claim::{Claim, Kv, NoClaim};
+use super::verdict::{News, Unaudited, Verdict};
 use crate::engine::Data;
 use crate::telemetry::Registry;
 
@@ -153,12 +154,19 @@ pub(super) struct Metrics {
     overhead: Histogram,
 }
 
-/// What became of claims.
+/// What was claimed, and what became of it: as many claims end, each with one outcome, as were
+/// made.
 #[derive(Clone, Debug)]
 struct Claims {
+    warm: IntCounter,
+    cold: IntCounter,
+    /// Tokens claimed by warm answers.
+    made_by_tier: Vec<IntCounter>,
+    none: Vec<IntCounter>,
     outcomes: Vec<IntCounter>,
     /// By cause, then by how the news came.
     lost: Vec<[IntCounter; 4]>,
+    unaudited: Vec<IntCounter>,
     /// Tokens claimed by audited requests.
     claimed_tokens: IntCounter,
     claimed_by_tier: Vec<IntCounter>,
@@ -168,8 +176,27 @@ struct Claims {
 
 impl Claims {
     fn new(families: &Families<'_>) -> prometheus::Result<Self> {
-        let outcomes =
-            families.by("fak_claims_total", "Claims as the engine found them.", "outcome")?;
+        let made = families.by(
+            "fak_claims_made_total",
+            "Answers with x-fak-kv warm or cold. Each ends in fak_claims_total.",
+            "kv",
+        )?;
+        let made_tokens = families.by(
+            "fak_claims_made_tokens_total",
+            "Prompt tokens in x-fak-warm-tokens, by tier.",
+            "tier",
+        )?;
+        let none = families.by(
+            "fak_claims_none_total",
+            "Answers with x-fak-kv unknown, by x-fak-kv-reason.",
+            "reason",
+        )?;
+        let outcomes = families.by(
+            "fak_claims_total",
+            "Claims that ended, as the engine found them; over: it contradicts the claim, and no \
+             event explains that.",
+            "outcome",
+        )?;
         let lost = families.counters(
             "fak_claims_lost_total",
             "Claims lost in flight, by cause and by how the news of it came.",
@@ -178,18 +205,26 @@ impl Claims {
         let lost_by = |cause: &LossCause| {
             News::WORDS.map(|told| lost.with_label_values(&[cause.as_str(), told]))
         };
+        let unaudited =
+            families.by("fak_claims_unaudited_total", "Claims unaudited, by cause.", "cause")?;
         let by_tier = families.by(
             "fak_claimed_tier_tokens_total",
             "Claimed by audited requests, by tier: to be held against the engines' own split.",
             "tier",
         )?;
         let of = |family: &IntCounterVec, word: &str| family.with_label_values(&[word]);
+        let by_tiers = |family| Tier::ALL.iter().map(|tier| of(family, tier.as_str())).collect();
         Ok(Self {
+            warm: of(&made, "warm"),
+            cold: of(&made, "cold"),
+            made_by_tier: by_tiers(&made_tokens),
+            none: NoClaim::ALL.iter().map(|why| of(&none, why.as_str())).collect(),
             outcomes: Verdict::ALL.iter().map(|verdict| of(&outcomes, verdict.as_str())).collect(),
             lost: LossCause::ALL.iter().map(lost_by).collect(),
+            unaudited: Unaudited::ALL.iter().map(|why| of(&unaudited, why.as_str())).collect(),
             claimed_tokens: families
                 .counter("fak_claimed_tokens_total", "Claimed by audited requests.")?,
-            claimed_by_tier: Tier::ALL.iter().map(|tier| of(&by_tier, tier.as_str())).collect(),
+            claimed_by_tier: by_tiers(&by_tier),
             cached_tokens: families
                 .counter("fak_cached_tokens_total", "Found in caches by audited requests.")?,
         })
@@ -284,6 +319,25 @@ impl Metrics {
         self.matching[matching as usize].inc();
     }
 
+    /// An answer's head tells this.
+    pub(super) fn answered(&self, claim: &Claim) {
+        let claims = &self.claims;
+        match claim.kv {
+            Kv::Warm => claims.warm.inc(),
+            Kv::Cold => claims.cold.inc(),
+            Kv::Unknown(why) => claims.none[why as usize].inc(),
+        }
+        for (tier, counter) in Tier::ALL.iter().zip(&claims.made_by_tier) {
+            counter.inc_by(u64::from(claim.tokens.get(*tier)));
+        }
+    }
+
+    /// A claim ended and cannot be audited.
+    pub(super) fn unaudited(&self, why: Unaudited) {
+        self.claims.unaudited[why as usize].inc();
+        self.audited(Verdict::Unaudited);
+    }
+
     /// A claim is held against what the engine reports.
     pub(super) fn claimed(&self, tokens: &PerTier<u32>, cached: u64) {
         for (tier, counter) in Tier::ALL.iter().zip(&self.claims.claimed_by_tier) {
@@ -298,7 +352,7 @@ impl Metrics {
         self.claims.lost[cause as usize][news as usize].inc();
     }
 
-    /// A claim was audited.
+    /// A claim ended.
     pub(super) fn audited(&self, verdict: Verdict) {
         self.claims.outcomes[verdict as usize].inc();
     }

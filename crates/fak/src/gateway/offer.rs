@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::Shared;
-use super::claim::{Asker, CachePrompt, Claim, claim, still};
+use super::claim::{Asker, CachePrompt, Claim, NoClaim, claim, still};
 use super::dispatch::Job;
 use super::matching::Lora;
 use super::prompt::Matched;
@@ -19,7 +19,7 @@ pub(super) struct Offer {
     /// With which the request is sent there.
     pub(super) salt: Option<Arc<str>>,
     /// The prompt with that salt, where it can be matched.
-    pub(super) prompt: Option<CachePrompt>,
+    pub(super) prompt: Result<CachePrompt, NoClaim>,
     pub(super) claim: Claim,
 }
 
@@ -29,19 +29,24 @@ impl Shared {
         &self,
         job: &Job,
         view: &View,
-        matched: Option<&Matched>,
+        matched: Result<&Matched, NoClaim>,
         pinned: Option<u32>,
     ) -> Offer {
         let View { worker, state } = view;
         let salt = self.salt(job, state);
         let prompt = matched.and_then(|matched| {
-            let lora = Lora::of(job, state).known().ok()?;
+            let lora = Lora::of(job, state).known()?;
             let Matched { tokens, source } = matched.clone();
-            Some(CachePrompt { tokens, source, lora, salt: salt.clone() })
+            Ok(CachePrompt { tokens, source, lora, salt: salt.clone() })
         });
         let asker = Asker { pinned, is_alone: worker.door.in_flight() == 0 };
-        let claim = claim(&self.index, state, prompt.as_ref(), asker);
-        let claim = if self.is_withheld(&worker.id) { claim.withdrawn() } else { claim };
+        let claim = match &prompt {
+            // Its answers are not read, so that no claim could be audited.
+            Err(NoClaim::Route) => Claim::none(NoClaim::Route),
+            prompt => claim(&self.index, state, prompt.as_ref().map_err(|why| *why), asker),
+        };
+        let is_withheld = self.is_withheld(&worker.id);
+        let claim = if is_withheld { claim.withdrawn(NoClaim::Withheld) } else { claim };
         Offer { salt, prompt, claim }
     }
 
@@ -55,7 +60,7 @@ impl Shared {
     /// it, and it is asked for the first time. So what it kept is claimed again, though fak began
     /// anew or stopped believing.
     pub(super) fn asks_for_report(&self, offer: &Offer, view: &View) -> bool {
-        let (Some(prompt), Some(basis)) = (&offer.prompt, offer.claim.basis) else {
+        let (Ok(prompt), Some(basis)) = (&offer.prompt, offer.claim.basis) else {
             return false;
         };
         let View { worker, state } = view;
@@ -68,20 +73,28 @@ impl Shared {
     /// A claim as the client is told it, now that the answer's head is written: what was lost since
     /// the request was sent is not claimed.
     pub(super) fn told(&self, claim: &Claim, aboard: Option<&mut Aboard>) -> Claim {
-        let Some(aboard) = aboard else { return claim.withdrawn() };
-        let fleet = self.fleet.snapshot();
-        let Some(view) = fleet.get(&aboard.worker) else { return claim.withdrawn() };
-        let asker = Asker { pinned: aboard.pinned, is_alone: aboard.inside.is_alone() };
-        let prompt = aboard.audit.as_ref().and_then(|(_, audit)| audit.prompt.as_ref());
-        let told = still(&self.index, &view.state, prompt, asker, claim);
-        // The tokens are what the engine made of the prompt in another life.
-        let audit = aboard.audit.as_ref().map(|(_, audit)| audit);
-        let is_other_life = audit.is_some_and(|audit| audit.lives != view.state.lives);
-        let is_void = is_other_life || self.is_withheld(&aboard.worker);
-        let told = if is_void { told.withdrawn() } else { told };
-        if let Some((_, audit)) = &mut aboard.audit {
-            audit.claim = told.clone();
+        let told = self.at_head(claim, aboard.as_deref());
+        self.metrics.answered(&told);
+        if let Some((_, audit)) = aboard.and_then(|aboard| aboard.audit.as_mut()) {
+            audit.claim = Some(told.clone());
         }
         told
+    }
+
+    /// What of a claim still holds.
+    fn at_head(&self, claim: &Claim, aboard: Option<&Aboard>) -> Claim {
+        let Some(aboard) = aboard else { return claim.withdrawn(NoClaim::Failed) };
+        let fleet = self.fleet.snapshot();
+        let Some(view) = fleet.get(&aboard.worker) else { return claim.withdrawn(NoClaim::Lost) };
+        let Some((_, audit)) = &aboard.audit else { return claim.withdrawn(NoClaim::Route) };
+        // The tokens are what the engine made of the prompt in another life.
+        if audit.lives != view.state.lives {
+            return claim.withdrawn(NoClaim::Lost);
+        }
+        if self.is_withheld(&aboard.worker) {
+            return claim.withdrawn(NoClaim::Withheld);
+        }
+        let asker = Asker { pinned: aboard.pinned, is_alone: aboard.inside.is_alone() };
+        still(&self.index, &view.state, audit.prompt.as_ref().map_err(|why| *why), asker, claim)
     }
 }

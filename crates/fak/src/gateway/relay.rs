@@ -183,6 +183,11 @@ impl Relay {
         matches!(&self.ended, Some((Outcome::Failed(Failure::Error), _)))
     }
 
+    /// Whether it has ended otherwise than an answer does.
+    pub(super) fn has_ended_badly(&self) -> bool {
+        self.ended.as_ref().is_some_and(|(outcome, _)| *outcome != Outcome::Ok)
+    }
+
     /// Whether it is a whole answer that is read.
     pub(super) fn is_whole(&self) -> bool {
         matches!(self.reader, Reader::Whole(_))
@@ -410,6 +415,10 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         self.let_go();
+        // The client left, and what the engine told by then is all that there is.
+        if let (Some(ticket), Reader::Events(_, following)) = (&mut self.ticket, &self.reader) {
+            ticket.end(Outcome::Cancelled, following.usage());
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! What a request holds while it runs, and how its end is told.
 //!
 //! Invariant: every request ends exactly once: by what became of its answer, or, where that is
-//! dropped before, as cancelled by its client; and whatever it held is given back by then.
+//! dropped before, as cancelled by its client; whatever it held is given back by then, and a claim
+//! that its client was told goes to the audit, however the answer ended.
 
 use std::sync::Arc;
 
@@ -99,8 +100,8 @@ impl Ticket {
             let (id, worker) = (self.request_id.to_str().unwrap_or_default(), &aboard.worker);
             tracing::warn!(request_id = id, %worker, cause = failure.as_str(), "a request failed");
         }
-        if let (Outcome::Ok, Some((audits, audit))) = (outcome, aboard.audit.take()) {
-            audits.take(audit, usage);
+        if let Some((audits, audit)) = aboard.audit.take() {
+            audits.take(audit, outcome, usage);
         }
     }
 }

@@ -8,6 +8,7 @@ mod rig;
 mod audits;
 mod balance;
 mod claims;
+mod ends;
 mod failures;
 mod limits;
 mod matching;

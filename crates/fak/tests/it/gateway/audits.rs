@@ -16,27 +16,27 @@ use crate::engine::peer::{self, Peer, Reply, Request};
 
 const COMPLETIONS: &str = "/v1/completions";
 
-fn tokens(from: u32) -> Vec<u32> {
+pub(super) fn tokens(from: u32) -> Vec<u32> {
     (from..from + 100).collect()
 }
 
 /// An answer to a prompt of 100 tokens, with what the engine says of its caches.
-fn usage(cached: Option<u64>) -> Value {
+pub(super) fn usage(cached: Option<u64>) -> Value {
     let details = cached.map(|cached| json!({"cached_tokens": cached}));
     json!({"prompt_tokens": 100, "prompt_tokens_details": details})
 }
 
-fn answer(cached: Option<u64>) -> Vec<u8> {
+pub(super) fn answer(cached: Option<u64>) -> Vec<u8> {
     let choice = json!({"index": 0, "text": "a", "finish_reason": "stop"});
     peer::json("200 OK", &json!({"choices": [choice], "usage": usage(cached)}).to_string())
 }
 
 /// One engine that always answers so.
-async fn answering(cached: Option<u64>) -> (Peer, Rig, RankId) {
+pub(super) async fn answering(cached: Option<u64>) -> (Peer, Rig, RankId) {
     scripted(move |_| Reply::Send(answer(cached))).await
 }
 
-async fn scripted(
+pub(super) async fn scripted(
     script: impl Fn(&Request) -> Reply + Send + Sync + 'static,
 ) -> (Peer, Rig, RankId) {
     let peer = Peer::start(script).await;
@@ -45,7 +45,7 @@ async fn scripted(
 }
 
 /// With a rank whose events come.
-fn heard(rig: Rig) -> (Rig, RankId) {
+pub(super) fn heard(rig: Rig) -> (Rig, RankId) {
     let rank = rig.index.add_rank(RankOptions::default());
     rig.state(0, |state| {
         let trust = Trust::Exact;
@@ -55,7 +55,7 @@ fn heard(rig: Rig) -> (Rig, RankId) {
 }
 
 /// The engine announces the first three blocks of these tokens.
-fn store(rig: &Rig, rank: RankId, tokens: &[u32]) {
+pub(super) fn store(rig: &Rig, rank: RankId, tokens: &[u32]) {
     let store = Store {
         hashes: (1..4).map(|n| EngineHash::Int(u64::from(tokens[0]) * 8 + n)).collect(),
         parent: None,
@@ -70,35 +70,35 @@ fn store(rig: &Rig, rank: RankId, tokens: &[u32]) {
     rig.index.store(rank, &store, TierSet::ALL);
 }
 
-fn lose(rig: &Rig, rank: RankId, cause: LossCause, origin: Origin) {
+pub(super) fn lose(rig: &Rig, rank: RankId, cause: LossCause, origin: Origin) {
     rig.index.demote(rank, TierSet::ALL, Belief::Unknown, Loss { cause, origin });
 }
 
-fn prompt(tokens: &[u32], more: Value) -> String {
+pub(super) fn prompt(tokens: &[u32], more: Value) -> String {
     let mut body = json!({"model": MODEL, "prompt": tokens, "max_tokens": 1});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body.to_string()
 }
 
-async fn claimed(rig: &Rig, tokens: &[u32]) -> (String, String) {
+pub(super) async fn claimed(rig: &Rig, tokens: &[u32]) -> (String, String) {
     claimed_with(rig, tokens, json!({})).await
 }
 
-async fn claimed_with(rig: &Rig, tokens: &[u32], more: Value) -> (String, String) {
+pub(super) async fn claimed_with(rig: &Rig, tokens: &[u32], more: Value) -> (String, String) {
     let answer = rig.post(COMPLETIONS, &prompt(tokens, more)).await;
     let header = |name| answer.header(name).unwrap().to_owned();
     (header("x-fak-kv"), header("x-fak-warm-tokens"))
 }
 
-fn said(kv: &str, tokens: &str) -> (String, String) {
+pub(super) fn said(kv: &str, tokens: &str) -> (String, String) {
     (kv.to_owned(), tokens.to_owned())
 }
 
-fn warm() -> (String, String) {
+pub(super) fn warm() -> (String, String) {
     said("warm", "gpu=96")
 }
 
-fn outcome(word: &str) -> String {
+pub(super) fn outcome(word: &str) -> String {
     format!("fak_claims_total{{outcome=\"{word}\"}}")
 }
 
@@ -312,14 +312,16 @@ async fn an_answer_that_ended_in_an_error_is_no_evidence() {
     let body = json!({"choices": [choice], "usage": usage(Some(0))}).to_string();
     let (_peer, rig, rank) = scripted(move |_| Reply::Send(peer::json("200 OK", &body))).await;
     store(&rig, rank, &tokens(0));
-    assert_eq!(claimed(&rig, &tokens(0)).await, warm());
+    assert_eq!(claimed(&rig, &tokens(0)).await, said("unknown", "0"));
     rig.counted("fak_requests_failed_total{cause=\"error\"}", 1).await;
     assert_eq!(rig.count("fak_claimed_tokens_total"), 0);
-    assert_eq!(claimed(&rig, &tokens(0)).await, warm(), "what is believed stays");
+    let held =
+        rig.index.held(rank, &fak_index::Prompt { tokens: &tokens(0), lora: None, salt: None });
+    assert_eq!(held.blocks.gpu, 3, "what is believed stays");
 }
 
 /// An engine whose answers the test lets go.
-async fn waiting() -> (Peer, Rig, RankId, mpsc::Receiver<mpsc::Sender<Vec<u8>>>) {
+pub(super) async fn waiting() -> (Peer, Rig, RankId, mpsc::Receiver<mpsc::Sender<Vec<u8>>>) {
     let (sender, arrived) = mpsc::channel(16);
     let (peer, rig, rank) = scripted(move |_| {
         let (steps, walked) = mpsc::channel(1);
