@@ -212,6 +212,7 @@ File (--config), with the defaults:
   tokenize_within_ms = 15000    # for a prompt's tokens; 0: no limit
   keep_alive_ms = 0             # comments to a stream's client while its worker is silent; 0: none
   allow_reload_weights = false  # a wake on other weights has the engine load its checkpoint
+  pass_headers = []             # headers that pass besides those that fak knows, both ways
   isolation = false             # each tenant's cache apart; clients' salts do not count
   [weights]
   salt = \"off\"                  # version: every cache_salt carries the weight version

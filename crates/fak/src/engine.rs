@@ -11,6 +11,7 @@ mod control;
 mod endpoints;
 mod identity;
 mod models;
+mod passing;
 mod scrape;
 mod secret;
 mod tokens;
@@ -30,6 +31,7 @@ pub use endpoints::{
 pub use fak_kernel::witness::SleepState;
 pub use identity::{Identity, Isolation, Stamp};
 pub use models::{Model, Models, Named};
+pub use passing::Passing;
 pub use scrape::ScrapeError;
 pub use secret::Secret;
 pub use tokens::{TokensError, prompt_digest, prompt_shape};

@@ -55,7 +55,7 @@ pub use relay::Cutoff;
 pub use salts::WeightsSalt;
 pub use serve::{Ends, ServeConfig, listen, serve};
 
-use crate::engine::{Data, Stamp};
+use crate::engine::{Data, Passing, Stamp};
 use crate::fleet::Fleet;
 use crate::runtime::Shutdown;
 use crate::sessions::Sessions;
@@ -76,6 +76,8 @@ use ticket::Ticket;
 pub struct Config {
     /// Keys that clients may show; none is asked for where there are none.
     pub keys: Vec<Key>,
+    /// What of headers passes.
+    pub passing: Passing,
     /// Writes salts and priorities.
     pub stamp: Stamp,
     /// When salts carry weights.
@@ -130,6 +132,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             keys: Vec::new(),
+            passing: Passing::default(),
             stamp: Stamp::new(None, crate::engine::Isolation::Off, false),
             weights_salt: WeightsSalt::Off,
             defer_aborts: Vec::new(),
@@ -365,7 +368,9 @@ fn outcome(problem: &Problem) -> Outcome {
         Problem::Unreachable => Outcome::Failed(Failure::Unreachable),
         Problem::Silent => Outcome::Failed(Failure::Silent),
         Problem::Cut | Problem::WorkersLost => Outcome::Failed(Failure::Cut),
-        Problem::Empty | Problem::Unlisted => Outcome::Failed(Failure::Error),
+        Problem::Empty | Problem::Unlisted | Problem::Refused { .. } => {
+            Outcome::Failed(Failure::Error)
+        }
         Problem::Dropped => Outcome::Failed(Failure::Dropped),
         _ if problem.side() == Side::Client => Outcome::Refused,
         _ => Outcome::Unavailable,

@@ -356,6 +356,7 @@ fn gateway_config(settings: &Serve) -> gateway::Config {
     let isolation = if settings.isolation { Isolation::On } else { Isolation::Off };
     gateway::Config {
         keys: keys.collect(),
+        passing: settings.passing.clone(),
         stamp: Stamp::new(settings.salt_key.clone(), isolation, false),
         weights_salt,
         defer_aborts: deferring.map(|worker| worker.id.clone()).collect(),

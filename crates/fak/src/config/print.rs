@@ -114,6 +114,7 @@ impl Serve {
             ("bodies_bytes_max", self.bodies_bytes_max.into()),
             ("drain_ms", ms(self.drain)),
             ("allow_reload_weights", self.allow_reload_weights.into()),
+            ("pass_headers", self.passing.added().collect::<Vec<_>>().into()),
             ("isolation", self.isolation.into()),
         ];
         let salt = if self.salts_carry_version { "version" } else { "off" };

@@ -16,7 +16,7 @@ use super::keys::{self, KeySpec, RawKey};
 use super::limits::{self, Limits, ms, number};
 use super::print::Origin;
 use super::{Lookup, Worker, apart, misread, names, secret, shown_url, text};
-use crate::engine::{BadUrl, Endpoints, Secret};
+use crate::engine::{BadUrl, Endpoints, Passing, Secret};
 use crate::events::endpoint::{self, Endpoint};
 
 /// Most workers of one gateway.
@@ -279,6 +279,8 @@ pub struct Raw {
     /// Whether a wake on other weights has the engine load them from its checkpoint, by
     /// `/collective_rpc` with the method `reload_weights`.
     pub allow_reload_weights: Option<bool>,
+    /// Headers that pass between clients and engines besides those that fak knows.
+    pub pass_headers: Vec<String>,
     /// What concerns weights.
     pub weights: RawWeights,
 }
@@ -316,6 +318,8 @@ pub struct Serve {
     pub engine_key: Option<Secret>,
     /// Keys that clients may show; none is asked for where there are none.
     pub keys: Vec<KeySpec>,
+    /// What of headers passes between clients and engines.
+    pub passing: Passing,
     /// Whether each tenant has a cache of its own.
     pub isolation: bool,
     /// Key of the digest behind `cache_salt`.
@@ -408,6 +412,11 @@ impl Raw {
             admin_key,
             engine_key: secret(lookup, names::API_KEY)?,
             keys,
+            passing: Passing::new(&self.pass_headers).map_err(|value| Error::Value {
+                field: "pass_headers",
+                value,
+                right: "a header's name that is neither a secret's, nor fak's own, nor of one hop",
+            })?,
             isolation,
             salt_key: secret(lookup, names::SALT_KEY)?,
             probe_every: ms("probe_every_ms", self.probe_every_ms, 1_000, 50..=60_000)?,
@@ -442,6 +451,7 @@ impl Raw {
             ("isolation", self.isolation.is_some()),
             ("weights.salt", self.weights.salt.is_some()),
             ("key", !self.key.is_empty()),
+            ("pass_headers", !self.pass_headers.is_empty()),
         ]
         .into_iter()
         .chain(limits::named(self))
@@ -652,6 +662,7 @@ mod tests {
             ("[[worker]]\nid=\"a\"\nurl=\"http://h\"\nport=3", "port"),
             ("[[worker]]\nid=\"a\"\nurl=\"http://h\"\nreplay=\"tcp://h:5\"", "worker a: replay"),
             ("lsten = \"x\"", "lsten"),
+            ("pass_headers = [\"Cookie\"]\n[[worker]]\nid=\"a\"\nurl=\"http://h\"", "Cookie"),
             ("allow_reload_weights = 1\n[[worker]]\nid=\"a\"\nurl=\"http://h\"", "bool"),
             ("[weights]\nsalt = \"v\"\n[[worker]]\nid=\"a\"\nurl=\"http://h\"", "weights.salt"),
         ] {

@@ -314,7 +314,7 @@ impl Shared {
             }
             Some(Ok(streaming)) => streaming,
         };
-        if let Some(problem) = unreadable(job, &streaming) {
+        if let Some(problem) = not_for_clients(job, &streaming) {
             tracing::error!(worker = %view.worker.id, %problem, "an answer is refused");
             return Attempt::Failed(problem, None);
         }
@@ -442,8 +442,8 @@ impl Shared {
 
     /// An engine's answer, as it is relayed.
     fn relayed(&self, job: &Job, streaming: Streaming, silence: Silence) -> Response<Relay> {
-        let Streaming { status, mut headers, body } = streaming;
-        headers::to_client(&mut headers);
+        let Streaming { status, headers, body } = streaming;
+        let mut headers = self.config.passing.to_client(&headers);
         let is_plain = headers.get(CONTENT_ENCODING).is_none_or(|value| value == "identity");
         let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let is_events = content_type.is_some_and(|value| value.starts_with("text/event-stream"));
@@ -529,11 +529,18 @@ async fn in_time<T>(
     }
 }
 
-/// A stream of whose bytes fak would have to cut its own usage, and cannot.
-fn unreadable(job: &Job, answer: &Streaming) -> Option<Problem> {
+/// An answer that is between the worker and fak: a client would take the refusal of fak's key for
+/// one of its own, and follow a redirect past fak. Also a stream of whose bytes fak would have to
+/// cut its own usage, and cannot.
+fn not_for_clients(job: &Job, answer: &Streaming) -> Option<Problem> {
+    let status = answer.status;
+    let is_refusal = [401, 403, 407].contains(&status.as_u16());
+    if is_refusal || status.is_redirection() || status.is_informational() {
+        return Some(Problem::Refused { status: status.as_u16() });
+    }
     let header = |name| answer.headers.get(name).and_then(|value| value.to_str().ok());
     let encoding = header(CONTENT_ENCODING).filter(|value| *value != "identity")?;
-    (job.cuts_usage && answer.status == StatusCode::OK).then(|| Problem::Encoded(encoding.into()))
+    (job.cuts_usage && status == StatusCode::OK).then(|| Problem::Encoded(encoding.into()))
 }
 
 /// Whether the request may go to another worker after `problem`, as the last of so many tries.

@@ -122,6 +122,15 @@ pub enum Problem {
     /// The worker answered that it does not serve a model that it lists.
     #[error("the worker lists the model, and answers that it does not serve it")]
     Unlisted,
+    /// The worker refused fak's key, or sent fak elsewhere.
+    #[error(
+        "the worker answered fak with {status}, which is no answer for a client: {}",
+        refusals_remedy(*.status)
+    )]
+    Refused {
+        /// The worker's.
+        status: u16,
+    },
     /// The worker ended the answer with an error before its first token.
     #[error("the worker ended its answer with an error before the first token")]
     Empty,
@@ -139,6 +148,14 @@ pub enum Problem {
     /// fak is stopping.
     #[error("the gateway is stopping")]
     Stopping,
+}
+
+fn refusals_remedy(status: u16) -> &'static str {
+    match status {
+        401 | 403 => "check the key that fak has for its workers (FAK_VLLM_API_KEY)",
+        407 => "a proxy between fak and the worker asks for a login",
+        _ => "check the worker's URL in fak's settings, since fak follows no redirect",
+    }
 }
 
 fn undoing(action: &str) -> &'static str {
@@ -173,6 +190,7 @@ impl Problem {
             | Self::Cut
             | Self::WorkersLost
             | Self::Unlisted
+            | Self::Refused { .. }
             | Self::Empty
             | Self::Encoded(_) => StatusCode::BAD_GATEWAY,
             Self::Silent => StatusCode::GATEWAY_TIMEOUT,
@@ -204,6 +222,7 @@ impl Problem {
             Self::WorkersLost => "two_workers_lost",
             Self::Left => "worker_stopped_serving",
             Self::Unlisted => "worker_lacks_model",
+            Self::Refused { .. } => "worker_refused",
             Self::Empty => "worker_answered_nothing",
             Self::Dropped => "worker_dropped_request",
             Self::Encoded(_) => "worker_answer_encoded",
@@ -223,6 +242,7 @@ impl Problem {
             | Self::WorkersLost
             | Self::Left
             | Self::Unlisted
+            | Self::Refused { .. }
             | Self::Empty
             | Self::Dropped
             | Self::Encoded(_) => Side::Worker,
@@ -242,6 +262,7 @@ impl Problem {
                 | Self::Dropped
                 | Self::Left
                 | Self::Unlisted
+                | Self::Refused { .. }
                 | Self::Empty
         )
     }

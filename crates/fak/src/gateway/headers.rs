@@ -1,13 +1,6 @@
-//! Headers on their way through: one rule for every route.
-//!
-//! Invariant: end-to-end headers are kept, hop-by-hop ones dropped, those named in `Connection`
-//! included; length and host are made anew; no key of a client's is ever sent to an engine.
+//! Headers that fak reads and writes by itself. What of the others passes, `engine::Passing` says.
 
-use http::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap,
-    HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE,
-};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 /// The worker that answers.
 pub(super) const WORKER: HeaderName = HeaderName::from_static("x-fak-worker");
@@ -38,69 +31,6 @@ pub(super) const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffer
 pub(super) use crate::engine::RANK_HEADER as RANK;
 /// A priority that vLLM takes before the body's (since 0.28.0, source).
 pub(super) const PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");
-/// Anthropic clients send their key here.
-const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-
-const HOP_BY_HOP: [HeaderName; 9] = [
-    CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION,
-    TE,
-    TRAILER,
-    TRANSFER_ENCODING,
-    UPGRADE,
-];
-
-/// fak's own names. None of them comes from an engine.
-const OWN: [HeaderName; 8] =
-    [WORKER, SESSION, KV, KV_REASON, WARM_TOKENS, ATTEMPTS, WEIGHT_VERSION, WEIGHT_VERSION_MIXED];
-
-/// Names that are dropped from a request besides. `Accept-Encoding`: fak asks for
-/// [`identity`](to_engine) instead. `Expect`: fak has the body already.
-const REQUEST_ONLY: [HeaderName; 7] =
-    [HOST, CONTENT_LENGTH, AUTHORIZATION, API_KEY, ACCEPT_ENCODING, EXPECT, SESSION];
-
-/// What of a request's headers goes to an engine. `Accept-Encoding: identity`, since usage could
-/// not be read off an answer that is compressed, an event stream must not be, and without a word
-/// any encoding is right (RFC 9110, 12.5.3).
-pub(super) fn to_engine(mut headers: HeaderMap, request_id: &HeaderValue) -> HeaderMap {
-    drop_hop_by_hop(&mut headers);
-    for name in &REQUEST_ONLY {
-        headers.remove(name);
-    }
-    headers.insert(REQUEST_ID, request_id.clone());
-    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    headers
-}
-
-/// What of an engine's headers goes to the client. fak's own names are fak's alone.
-pub(super) fn to_client(headers: &mut HeaderMap) {
-    drop_hop_by_hop(headers);
-    for name in &OWN {
-        headers.remove(name);
-    }
-}
-
-fn drop_hop_by_hop(headers: &mut HeaderMap) {
-    if headers.contains_key(CONNECTION) {
-        let named: Vec<HeaderName> = headers
-            .get_all(CONNECTION)
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .flat_map(|value| value.split(','))
-            .filter_map(|name| name.trim().parse().ok())
-            .collect();
-        for name in named {
-            headers.remove(name);
-        }
-    }
-    for name in &HOP_BY_HOP {
-        headers.remove(name);
-    }
-}
-
 /// The client's request id, or a new one. The one given is kept as it is.
 pub(super) fn request_id(headers: &HeaderMap) -> HeaderValue {
     headers.get(REQUEST_ID).filter(|value| !value.is_empty()).cloned().unwrap_or_else(|| {
@@ -112,34 +42,6 @@ pub(super) fn request_id(headers: &HeaderMap) -> HeaderValue {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_end_to_end_headers_pass() {
-        let mut headers = HeaderMap::new();
-        for (name, value) in [
-            ("traceparent", "00-1-2-01"),
-            ("connection", "x-foo, Keep-Alive"),
-            ("connection", "x-bar"),
-            ("x-foo", "1"),
-            ("x-bar", "1"),
-            ("keep-alive", "1"),
-            ("te", "trailers"),
-            ("authorization", "Bearer gateway"),
-            ("x-api-key", "gateway"),
-            ("content-length", "9"),
-            ("host", "fak"),
-            ("x-data-parallel-rank", "1"),
-        ] {
-            headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
-        }
-        let passed = to_engine(headers, &HeaderValue::from_static("id"));
-        let mut names: Vec<_> = passed.keys().map(HeaderName::as_str).collect();
-        names.sort_unstable();
-        assert_eq!(
-            names,
-            ["accept-encoding", "traceparent", "x-data-parallel-rank", "x-request-id"]
-        );
-    }
 
     #[test]
     fn a_request_id_is_kept_or_made() {

@@ -67,7 +67,7 @@ impl Shared {
         let mut job = self.job(route, whole, since)?;
         job.turn = self.turn(&parts.headers, job.fields.as_ref())?;
         self.stamp(route, &mut job, caller)?;
-        let mut headers = headers::to_engine(parts.headers, request_id);
+        let mut headers = self.config.passing.to_engine(&parts.headers, request_id);
         if self.config.stamp.isolation() == Isolation::On {
             headers.remove(headers::PRIORITY);
         }

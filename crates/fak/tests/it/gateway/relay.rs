@@ -225,8 +225,8 @@ async fn case_36_an_abort_waits_for_an_engine_at_rest_where_that_is_asked_for() 
 #[tokio::test]
 async fn headers_pass_end_to_end_and_keys_do_not() {
     let body = "{\"choices\":[]}";
-    let head = "content-type: application/json\r\nx-engine: 1\r\nconnection: x-hop\r\nx-hop: 1\r\n\
-                keep-alive: 5\r\nx-fak-worker: forged\r\n";
+    let head = "content-type: application/json\r\nx-vllm-a: 1\r\nconnection: x-vllm-b\r\n\
+                x-vllm-b: 1\r\nkeep-alive: 5\r\nx-fak-worker: forged\r\nset-cookie: a=b\r\n";
     let reply = format!("HTTP/1.1 200 OK\r\n{head}content-length: {}\r\n\r\n{body}", body.len());
     let mut peer = Peer::start(move |_| Reply::Send(reply.clone().into_bytes())).await;
     let rig = Rig::over(&[peer.url()]).await;
@@ -252,12 +252,58 @@ async fn headers_pass_end_to_end_and_keys_do_not() {
     assert!(!seen.head.contains("gateway-key"));
     assert_eq!(answer.header("x-request-id"), Some("id-1"));
     assert_eq!(answer.header("x-fak-worker"), Some("w0"));
-    assert_eq!(answer.header("x-engine"), Some("1"));
+    assert_eq!(answer.header("x-vllm-a"), Some("1"));
     assert_eq!(answer.header("x-fak-kv"), Some("unknown"));
     assert_eq!(answer.header("x-fak-warm-tokens"), Some("0"));
     assert_eq!(answer.header("x-fak-attempts"), Some("1"));
-    for dropped in ["x-hop", "keep-alive"] {
+    for dropped in ["x-vllm-b", "keep-alive", "set-cookie"] {
         assert_eq!(answer.header(dropped), None, "{dropped}");
+    }
+}
+
+/// F59.
+#[tokio::test]
+async fn no_secret_of_a_clients_reaches_an_engine() {
+    let reply = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+    let mut peer = Peer::start(|_| Reply::Send(reply.into())).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    let headers = [
+        "authorization",
+        "x-api-key",
+        "proxy-authorization",
+        "x-fak-key",
+        "api-key",
+        "x-goog-api-key",
+        "ocp-apim-subscription-key",
+        "cookie",
+        "x-forwarded-access-token",
+        "x-vault-token",
+        "x-nobody-thought-of-it",
+    ];
+    let headers = headers.map(|name| (name, "hunter2"));
+    assert_eq!(rig.post_with(CHAT, &headers, &chat(false)).await.status, 200);
+    assert!(!peer.request().await.head.contains("hunter2"));
+}
+
+/// F63: fak's key was refused, or fak was sent elsewhere, and not the client.
+#[tokio::test]
+async fn a_workers_refusal_or_redirect_is_none_of_the_clients() {
+    for (status, remedy) in [
+        ("401 Unauthorized\r\nwww-authenticate: Bearer", "FAK_VLLM_API_KEY"),
+        ("403 Forbidden", "FAK_VLLM_API_KEY"),
+        ("407 Proxy Authentication Required", "proxy"),
+        ("307 Temporary Redirect\r\nlocation: http://10.0.0.1/", "follows no redirect"),
+        ("302 Found\r\nlocation: http://10.0.0.1/", "follows no redirect"),
+    ] {
+        let reply = format!("HTTP/1.1 {status}\r\nset-cookie: a=b\r\ncontent-length: 0\r\n\r\n");
+        let peer = Peer::start(move |_| Reply::Send(reply.clone().into_bytes())).await;
+        let rig = Rig::over(&[peer.url()]).await;
+        let answer = rig.post(CHAT, &chat(false)).await;
+        assert_eq!((answer.status.as_u16(), answer.code().as_str()), (502, "worker_refused"));
+        assert!(answer.text().contains(remedy), "{status}: {}", answer.text());
+        for dropped in ["www-authenticate", "location", "set-cookie"] {
+            assert_eq!(answer.header(dropped), None, "{status}: {dropped}");
+        }
     }
 }
 
