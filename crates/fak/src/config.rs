@@ -9,6 +9,7 @@ pub mod limits;
 mod misread;
 pub mod print;
 pub mod serve;
+mod weights;
 
 use std::ffi::OsString;
 

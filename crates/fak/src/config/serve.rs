@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::keys::{self, KeySpec, RawKey};
 use super::limits::{self, Limits, ms, number};
 use super::print::Origin;
+use super::weights::RawWeights;
 use super::{Lookup, Worker, apart, misread, names, secret, shown_url, text};
 use crate::engine::{BadUrl, Endpoints, Passing, Secret};
 use crate::events::endpoint::{self, Endpoint};
@@ -203,14 +204,6 @@ impl std::str::FromStr for RawWorker {
         }
         Ok(worker)
     }
-}
-
-/// What the file says of weights.
-#[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawWeights {
-    /// `off` or `version`: whether every request's salt carries the weight version.
-    pub salt: Option<String>,
 }
 
 /// What the arguments put on top of environment and file.
@@ -526,19 +519,6 @@ impl Raw {
             }
         }
         Ok(workers)
-    }
-}
-
-impl RawWeights {
-    fn carries_version(&self) -> Result<bool, Error> {
-        match self.salt.as_deref() {
-            None | Some("off") => Ok(false),
-            Some("version") => Ok(true),
-            Some(other) => {
-                let (field, value) = ("weights.salt", other.to_owned());
-                Err(Error::Value { field, value, right: "off or version" })
-            }
-        }
     }
 }
 

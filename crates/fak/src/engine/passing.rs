@@ -1,8 +1,8 @@
 //! Headers on their way between clients and engines: one rule for every route.
 //!
-//! Invariant: what passes is listed, both ways: a header that nobody thought of may hold a secret of
-//! the client's, and goes to no engine; an engine's cookies, challenges and redirects are between
-//! it and fak. Host and length are made anew.
+//! Invariant: what passes is listed, both ways: a header that nobody thought of may hold a secret
+//! of the client's, and goes to no engine; an engine's cookies, challenges and redirects are
+//! between it and fak. Host and length are made anew.
 
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, ACCEPT_LANGUAGE, CACHE_CONTROL, CONNECTION, CONTENT_DISPOSITION,
