@@ -11,6 +11,7 @@ pub mod blind;
 pub mod discover;
 pub mod endpoint;
 pub mod fold;
+mod lease;
 pub mod medium;
 pub mod ndjson;
 pub mod notes;

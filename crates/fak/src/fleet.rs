@@ -49,6 +49,8 @@ pub struct State {
     pub pace: Pace,
     /// This life of its process, as far as it can be named.
     pub incarnation: Option<Arc<str>>,
+    /// Whether its last look names the life; `None` while nothing was looked at.
+    pub is_life_told: Option<bool>,
     /// Lives of its process that began while fak followed it, named or not; it only grows.
     pub lives: u64,
     /// The engine's version, where it told.
@@ -224,6 +226,8 @@ pub struct Stream {
     pub is_blind: bool,
     /// Its live connection brings less than the engine publishes.
     pub is_dead: bool,
+    /// Whether what it publishes can be asked for again.
+    pub has_replay: bool,
     /// When its live connection last brought a batch.
     pub last_event_at: Option<Instant>,
 }
@@ -257,6 +261,7 @@ impl State {
             is_progressing: true,
             pace: Pace::default(),
             incarnation: None,
+            is_life_told: None,
             lives: 0,
             version: None,
             kv_identity: None,
@@ -291,6 +296,33 @@ impl State {
         let is_free = self.held_by.is_none() && self.identity.may_serve();
         let is_well = self.is_reachable && self.is_progressing && !self.is_unclear;
         self.standing.phase == Phase::Serving && is_well && is_free
+    }
+
+    /// Why no other than a request of fak's own shows whose life it is, where that is so.
+    #[must_use]
+    pub fn life_untold(&self) -> Option<&'static str> {
+        (self.is_life_told == Some(false)).then_some(
+            "nothing names this life of its engine: its claims hold for 5 s after a request of \
+             fak's own came back; let fak read a /metrics with process_start_time_seconds (vLLM \
+             leaves it out with more than one API server)",
+        )
+    }
+
+    /// Why claims on it rest on requests of fak's own, and what to do about it.
+    #[must_use]
+    pub fn rests_on_markers(&self) -> Option<String> {
+        let without: Vec<_> = self.streams.iter().filter(|s| !s.has_replay).collect();
+        let ranks: Vec<_> = without.iter().map(|stream| stream.rank.to_string()).collect();
+        let unreplayed = (!ranks.is_empty()).then(|| {
+            format!(
+                "rank {} has no replay: its claims hold for 5 s after a request of fak's own came \
+                 back; give --kv-events-config a replay_endpoint",
+                ranks.join(", "),
+            )
+        });
+        let why: Vec<_> =
+            self.life_untold().map(str::to_owned).into_iter().chain(unreplayed).collect();
+        (!why.is_empty()).then(|| why.join("; "))
     }
 
     /// The weights that it computes with.

@@ -138,8 +138,8 @@ pub(crate) fn usable_blocks(tokens: usize, block_size: u32) -> usize {
 impl Rank {
     /// Why the rank holds nothing of any prompt, or its block size.
     pub(crate) fn readable(&self) -> Result<u32, Held> {
-        let block_size = self.layout.block_size();
-        let reason = if self.is_suspended {
+        let (block_size, counts) = (self.layout.block_size(), self.counts());
+        let reason = if !counts {
             HeldReason::Suspended
         } else if let Some(fault) = self.layout.fault() {
             fault
@@ -147,7 +147,7 @@ impl Rank {
             HeldReason::NoBlockSize
         };
         match block_size {
-            Some(size) if !self.is_suspended && self.layout.fault().is_none() => Ok(size),
+            Some(size) if counts && self.layout.fault().is_none() => Ok(size),
             size => Err(Held::nothing(reason, size.unwrap_or(0))),
         }
     }

@@ -115,6 +115,15 @@ impl Default for Limits {
     }
 }
 
+/// Whether what is believed of a rank may still be relied on: whoever writes it may have stopped,
+/// and then nothing tells it to stop counting.
+pub trait Lease: Send + Sync {
+    /// Whether beliefs count now. Asked at each reading, under the rank's lock.
+    fn holds(&self) -> bool;
+    /// What the rank holds of a prompt is asked for.
+    fn asked(&self);
+}
+
 /// What an event did, in blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
@@ -216,6 +225,13 @@ impl Index {
         id
     }
 
+    /// From now on the rank's beliefs count only while `lease` holds.
+    pub fn count_while(&self, id: RankId, lease: Arc<dyn Lease>) {
+        if let Some(rank) = self.rank(id) {
+            write(&rank).lease = Some(lease);
+        }
+    }
+
     /// What is known of the rank's connector from now on.
     pub fn set_offload(&self, id: RankId, offload: Offload) {
         if let Some(rank) = self.rank(id) {
@@ -294,10 +310,11 @@ impl Index {
     }
 
     /// Turns what is believed of a prompt's blocks behind its first `used` tokens to unknown, on
-    /// every tier: the engine was to hold them, and did not use them. O(blocks of the prompt).
+    /// every tier: the engine was to hold them, and did not use them. Also of a rank whose beliefs
+    /// do not count for now. O(blocks of the prompt).
     pub fn demote_prompt(&self, id: RankId, prompt: &Prompt<'_>, used: u32) {
         let Some(rank) = self.rank(id) else { return };
-        let Ok(block_size) = read(&rank).readable() else { return };
+        let Some(block_size) = read(&rank).layout.block_size() else { return };
         let keys = self.usable_chain(prompt, block_size);
         let first = used.checked_div(block_size).unwrap_or(0) as usize;
         write(&rank).doubt(keys.get(first..).unwrap_or_default());
@@ -428,6 +445,7 @@ impl Index {
         chains: &mut Vec<(u32, Vec<Key>)>,
         born_by: u64,
     ) -> Held {
+        rank.lease.as_deref().inspect(|lease| lease.asked());
         let block_size = match rank.readable() {
             Ok(block_size) => block_size,
             Err(held) => return held,

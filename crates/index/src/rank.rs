@@ -4,6 +4,8 @@
 //! back, on a tier that was not demoted since, under a hash whose content is known and was never
 //! contradicted.
 
+use std::sync::Arc;
+
 use fak_kernel::{Belief, LossCause, Tier, TierSet};
 
 use crate::event::{Extra, GroupKind, Store};
@@ -13,13 +15,15 @@ use crate::layout::{Group, Layout};
 use crate::losses::{Loss, Losses, Origin};
 use crate::retired::Piece;
 use crate::slot::{Chunks, Placed, Placement, Presence, Proof, Slot, Taken, Unit};
-use crate::{Applied, Limits, RankOptions, Stats};
+use crate::{Applied, Lease, Limits, RankOptions, Stats};
 
 /// One life of one rank, as announced.
 pub(crate) struct Rank {
     pub(crate) options: RankOptions,
     pub(crate) limits: Limits,
     pub(crate) is_suspended: bool,
+    /// Beliefs count for nothing where it does not hold.
+    pub(crate) lease: Option<Arc<dyn Lease>>,
     /// The engine's own cache announced blocks without their extra keys.
     pub(crate) is_unreported: bool,
     pub(crate) layout: Layout,
@@ -37,6 +41,7 @@ impl Rank {
             options,
             limits,
             is_suspended: false,
+            lease: None,
             is_unreported: false,
             layout: Layout::default(),
             identities: Identities::default(),
@@ -45,6 +50,11 @@ impl Rank {
             totals: Applied::default(),
             changes: 0,
         }
+    }
+
+    /// Whether what is believed counts now.
+    pub(crate) fn counts(&self) -> bool {
+        !self.is_suspended && self.lease.as_deref().is_none_or(Lease::holds)
     }
 
     /// Facts taken in so far.
@@ -280,7 +290,7 @@ impl Rank {
     }
 
     pub(crate) fn belief(&self, tier: Tier, key: Key) -> Belief {
-        if self.is_suspended || self.layout.fault().is_some() {
+        if !self.counts() || self.layout.fault().is_some() {
             return Belief::Unknown;
         }
         let slot = self.slot(tier);
@@ -346,7 +356,7 @@ impl Rank {
             parked: self.identities.parked(),
             identities: self.identities.len(),
             block_sizes: self.layout.announced().map(|(id, g)| (id, g.block_size)).collect(),
-            is_suspended: self.is_suspended,
+            is_suspended: !self.counts(),
             aside: Tier::ALL.iter().copied().filter(|tier| self.slot(*tier).is_aside).collect(),
             totals: self.totals,
             ..Stats::default()

@@ -1,9 +1,12 @@
 //! Faults that people met with prefix indexes, each as the input that shows it (CASES.md, the
 //! number in the comment).
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
 use fak_index::{
-    EngineHash, Extra, ExtraKey, GroupKind, Held, HeldReason, Index, Key, Limits, Loss, Offload,
-    Origin, Prompt, RankId, RankOptions, Remove, Store,
+    EngineHash, Extra, ExtraKey, GroupKind, Held, HeldReason, Index, Key, Lease, Limits, Loss,
+    Offload, Origin, Prompt, RankId, RankOptions, Remove, Store,
 };
 use fak_kernel::{Belief, LossCause, Tier, TierSet};
 
@@ -589,6 +592,45 @@ fn a_rank_tells_whether_it_holds_anything_and_is_suspended() {
     assert!(bench.index.has_blocks(bench.rank) && stats());
     bench.remove(&[1], Tier::Disk, 0);
     assert!(!bench.index.has_blocks(bench.rank));
+}
+
+/// A reader does not know whether whoever writes still has a turn.
+#[test]
+fn beliefs_count_only_while_their_lease_holds() {
+    #[derive(Default)]
+    struct Term {
+        is_over: AtomicBool,
+        asked: AtomicU32,
+    }
+    impl Lease for Term {
+        fn holds(&self) -> bool {
+            !self.is_over.load(Ordering::Relaxed)
+        }
+        fn asked(&self) {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let (bench, lease) = (Bench::new(), Arc::new(Term::default()));
+    bench.store(&blocks(0..3));
+    bench.index.count_while(bench.rank, Arc::clone(&lease) as Arc<dyn Lease>);
+    let tokens = prompt_tokens(3);
+    let key = bench.index.chain(&plain(&tokens), SIZE)[0];
+    let (_, mark) = bench.index.held_and_mark(bench.rank, &plain(&tokens));
+    let seen = || {
+        let Bench { index, rank, .. } = &bench;
+        let held = index.held(*rank, &plain(&tokens));
+        let since = index.held_since(*rank, &plain(&tokens), mark);
+        let belief = index.belief(*rank, Tier::Gpu, key);
+        (held.reason, since.blocks.gpu, belief, index.stats(*rank).is_suspended)
+    };
+    assert_eq!(seen(), (HeldReason::Warm, 3, Belief::Proven, false));
+    lease.is_over.store(true, Ordering::Relaxed);
+    assert_eq!(seen(), (HeldReason::Suspended, 0, Belief::Unknown, true));
+    assert_eq!(lease.asked.load(Ordering::Relaxed), 5, "each reading of a prompt, and no other");
+    // What an engine contradicts is not believed again with the next lease.
+    bench.index.demote_prompt(bench.rank, &plain(&tokens), SIZE);
+    lease.is_over.store(false, Ordering::Relaxed);
+    assert_eq!(seen(), (HeldReason::Warm, 1, Belief::Proven, false));
 }
 
 /// Each as its variant is called.

@@ -163,6 +163,13 @@ impl Rank {
         self.cursor.map(|c| c.seq)
     }
 
+    /// Ticks for which beliefs count from the last tick on, where nothing more is heard: then this
+    /// suspends them, or whoever reads them has to.
+    #[must_use]
+    pub fn lasts_for(&self) -> u32 {
+        self.live_lasts_for()
+    }
+
     /// Feeds one fact; the effects are to be carried out in order before the next is fed.
     pub fn step(&mut self, event: Event) -> Vec<Effect> {
         let mut out = Vec::new();
@@ -185,6 +192,9 @@ impl Rank {
             Event::Blind => self.blind(&mut out),
             Event::CatchUp => self.catch_up(&mut out),
             Event::Late => self.late(&mut out),
+            Event::Life { is_told } => self.live.is_life_told = is_told,
+            Event::Wanted => self.wanted(&mut out),
+            Event::Stalled => self.stalled(&mut out),
             Event::Marked { id } => self.marked(id, &mut out),
             Event::Tick => self.tick(&mut out),
         }

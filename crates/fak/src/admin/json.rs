@@ -45,6 +45,10 @@ pub struct Worker {
     /// Why nothing is claimed of it for a while: too many claims were not borne out.
     #[serde(default)]
     pub claims_withheld: Option<String>,
+    /// Why claims on it lapse unless a request of fak's own came back lately, and what to do about
+    /// it.
+    #[serde(default)]
+    pub claims_lapse: Option<String>,
     /// How far the event stream of each rank is.
     pub streams: Vec<Stream>,
     /// Whether fak, started anew, does not know yet what of the engine's history still holds.

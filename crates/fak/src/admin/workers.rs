@@ -101,6 +101,7 @@ fn describe(state: &AdminState, view: &View, loads: &HashMap<Arc<str>, Load>) ->
         held_by: owned(&now.held_by),
         last_witness: now.last_witness,
         claims_withheld: claims_withheld(state, &worker.id),
+        claims_lapse: now.rests_on_markers(),
         reachable: now.is_reachable,
         progressing: now.is_progressing,
         incarnation: owned(&now.incarnation),

@@ -179,6 +179,12 @@ impl Fold {
         self.rank.wanted_marker()
     }
 
+    /// Ticks for which beliefs count from the last tick on.
+    #[must_use]
+    pub fn lasts_for(&self) -> u32 {
+        self.rank.lasts_for()
+    }
+
     /// The last batch that was folded.
     #[must_use]
     pub fn last_seq(&self) -> Option<u64> {

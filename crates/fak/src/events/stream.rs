@@ -20,6 +20,7 @@ use super::Item;
 use super::discover::Source;
 use super::endpoint::Endpoint;
 use super::fold::{Ask, Fold, Marker, Tally};
+use super::lease::Lease;
 use super::notes;
 use super::recorder::{self, Recorder};
 use super::replay::{self, Replay};
@@ -35,6 +36,11 @@ const REPLAY_RETRY_AFTER: Duration = Duration::from_millis(100);
 const REPLAY_QUIET: Duration = Duration::from_secs(1);
 /// The kernel's tick: what it counts in.
 const TICK: Duration = Duration::from_millis(250);
+/// Ticks that may pass between two turns. Past that the kernel's count of them is no clock any
+/// more, and every belief's time was over meanwhile.
+const TICKS_MAX: u32 = 5;
+/// For how long after a reading claims are taken to be asked for: a turn of a conversation.
+const WANTED_FOR: Duration = Duration::from_secs(60);
 /// Facts from other parts that may wait.
 const COMMANDS_MAX: usize = 64;
 
@@ -182,6 +188,11 @@ pub struct Stream {
     status: watch::Sender<Status>,
     last_event_at: Option<Instant>,
     tick: Interval,
+    /// The time up to which the kernel was told of ticks.
+    ticked_at: Instant,
+    /// When what is believed was last read, up to then.
+    read_at: Option<Instant>,
+    lease: Arc<Lease>,
     connections: u64,
 }
 
@@ -194,6 +205,8 @@ impl Stream {
         // An engine that was there before may hold anything.
         let loss = Loss::without_event(LossCause::Gap);
         sink.index.demote(id, TierSet::ALL, Belief::Unknown, loss);
+        let lease = Arc::new(Lease::over());
+        sink.index.count_while(id, Arc::clone(&lease) as Arc<dyn fak_index::Lease>);
         let replay = source.replay.is_some();
         let config = rank::Config { replay, ..rank::Config::default() };
         let fold = Fold::new(
@@ -220,6 +233,9 @@ impl Stream {
             status,
             last_event_at: None,
             tick,
+            ticked_at: Instant::now(),
+            read_at: None,
+            lease,
             connections: 0,
         };
         (stream, Handle { id, rank: source.rank, commands: sender, late, status: status_read })
@@ -237,10 +253,33 @@ impl Stream {
                     None => break,
                 },
                 () = self.late.notified() => self.fold.fact(Event::Late),
-                _ = self.tick.tick() => self.fold.fact(Event::Tick),
+                _ = self.tick.tick() => self.tick(Instant::now()),
             };
             self.carry_out(asks);
         }
+    }
+
+    /// Tells the kernel how much time passed, which is not what a timer that had no turn tells.
+    fn tick(&mut self, now: Instant) -> Vec<Ask> {
+        let ticks = now.duration_since(self.ticked_at).as_millis() / TICK.as_millis();
+        let ticks = u32::try_from(ticks).unwrap_or(u32::MAX);
+        let mut asks = Vec::new();
+        if ticks > TICKS_MAX {
+            let stood = now.duration_since(self.ticked_at);
+            tracing::warn!(rank = %self.name, ?stood, "stood still: nothing from before counts");
+            self.ticked_at = now;
+            asks.extend(self.fold.fact(Event::Stalled));
+        } else {
+            self.ticked_at += TICK * ticks;
+            (0..ticks).for_each(|_| asks.extend(self.fold.fact(Event::Tick)));
+        }
+        if self.lease.was_asked() {
+            self.read_at = Some(now);
+        }
+        if self.read_at.is_some_and(|at| now.duration_since(at) < WANTED_FOR) {
+            asks.extend(self.fold.fact(Event::Wanted));
+        }
+        asks
     }
 
     fn heard(&mut self, item: Item) -> Vec<Ask> {
@@ -298,6 +337,7 @@ impl Stream {
                 Ask::Tell(note) => self.tell(note),
             }
         }
+        self.lease.renew(self.ticked_at + TICK * self.fold.lasts_for());
         let now = status_of(&self.fold, self.last_event_at, self.connections);
         let before = *self.status.borrow();
         self.status.send_if_modified(|status| std::mem::replace(status, now) != now);
@@ -417,5 +457,143 @@ impl Replaying {
     fn end(&mut self, step: Step) -> Step {
         *self = Self::None;
         step
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fak_index::{HeldReason, Limits, Offload, Prompt};
+    use tokio::time::advance;
+
+    use super::super::ndjson::{self, Lines};
+    use super::*;
+
+    /// A stream that no task runs, on a clock that stands.
+    struct Rig {
+        stream: Stream,
+        handle: Handle,
+        index: Arc<Index>,
+    }
+
+    impl Rig {
+        /// Tied, with a block of `[1, 2]`.
+        async fn tied() -> Self {
+            let index = Arc::new(Index::new(7, Limits::default()));
+            let sink = Sink {
+                index: Arc::clone(&index),
+                options: RankOptions { offload: Offload::BY_BLOCK, ..RankOptions::default() },
+                recorder: Arc::new(Recorder::new(0)),
+                notes: None,
+            };
+            let live = Endpoint::parse("tcp://127.0.0.1:1", "").unwrap();
+            let source = Source { rank: 0, live, replay: None, topic: String::new() };
+            let (stream, handle) = Stream::new(&"w".into(), source, sink);
+            let mut rig = Self { stream, handle, index };
+            rig.hear(Item::Connected { epoch: 1 });
+            rig.marked(0, [1, 2]).await;
+            assert_eq!(rig.reason(), HeldReason::Warm);
+            rig
+        }
+
+        fn hear(&mut self, item: Item) {
+            let asks = self.stream.heard(item);
+            self.stream.carry_out(asks);
+        }
+
+        /// A batch that stores `tokens`.
+        async fn stored(&mut self, seq: u64, tokens: [u32; 2]) {
+            let event = serde_json::json!({
+                "type": "stored", "block_hashes": [seq], "parent_block_hash": null,
+                "token_ids": tokens, "block_size": 2, "medium": "GPU", "extra_keys": [null],
+            });
+            let line = serde_json::json!({ "seq": seq, "events": [event] }).to_string() + "\n";
+            let mut lines = Lines::new(line.as_bytes(), ndjson::Limits::default());
+            while let Some(item) = lines.next().await {
+                if matches!(item, Item::Batch { .. }) {
+                    self.hear(item);
+                }
+            }
+        }
+
+        /// The same of the marker that is wanted.
+        async fn marked(&mut self, seq: u64, tokens: [u32; 2]) {
+            let id = self.marker().expect("a marker is wanted");
+            let marker = Marker { id, tokens: tokens.to_vec() };
+            let asks = self.stream.obey(Command::Expect(marker));
+            self.stream.carry_out(asks);
+            self.stored(seq, tokens).await;
+        }
+
+        /// The turn that the tick's timer gives.
+        fn turn(&mut self) {
+            let asks = self.stream.tick(Instant::now());
+            self.stream.carry_out(asks);
+        }
+
+        async fn turns(&mut self, turns: u32, after: Duration) {
+            for _ in 0..turns {
+                advance(after).await;
+                self.turn();
+            }
+        }
+
+        fn marker(&self) -> Option<u64> {
+            self.handle.status().marker
+        }
+
+        fn reason(&self) -> HeldReason {
+            let prompt = Prompt { tokens: &[1, 2, 3], lora: None, salt: None };
+            self.index.held(self.handle.id(), &prompt).reason
+        }
+    }
+
+    /// As in a process that was stopped: what its sockets hold may be as old as its beliefs.
+    #[tokio::test(start_paused = true)]
+    async fn no_belief_outlives_its_time_where_its_stream_has_no_turn() {
+        let mut rig = Rig::tied().await;
+        rig.turns(4, TICK).await;
+        advance(TICK * 5 - Duration::from_millis(1)).await;
+        assert_eq!(rig.reason(), HeldReason::Warm);
+        advance(Duration::from_millis(1)).await;
+        assert_eq!(rig.reason(), HeldReason::Suspended, "nobody but the clock says so");
+        rig.turn();
+        assert_eq!(rig.reason(), HeldReason::Warm, "late, and not too late");
+        advance(TICK * 6).await;
+        rig.stored(1, [5, 6]).await;
+        assert_eq!(rig.reason(), HeldReason::Suspended, "it may have waited as long");
+        rig.turn();
+        assert_eq!((rig.reason(), rig.handle.status().trust), {
+            (HeldReason::Suspended, Trust::Degraded)
+        });
+        rig.stored(2, [7, 8]).await;
+        assert_eq!(rig.reason(), HeldReason::Suspended, "that, too");
+        rig.marked(3, [9, 9]).await;
+        assert_eq!(rig.reason(), HeldReason::Warm);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_kernel_is_told_of_all_the_time_that_passed() {
+        for (turns, after) in [(21, TICK), (7, TICK * 3), (42, TICK / 2)] {
+            let mut rig = Rig::tied().await;
+            rig.turns(turns - 1, after).await;
+            assert_eq!(rig.handle.status().trust, Trust::Exact, "{after:?}");
+            rig.turns(1, after).await;
+            assert_eq!(rig.handle.status().trust, Trust::Degraded, "five seconds: {after:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn claims_are_wanted_for_a_minute_after_somebody_read() {
+        let mut rig = Rig::tied().await;
+        // What was read in the making.
+        rig.turns(12, TICK).await;
+        rig.marked(1, [3, 4]).await;
+        rig.turns(240 - 12, TICK).await;
+        rig.marked(2, [4, 4]).await;
+        rig.turns(12, TICK).await;
+        assert_eq!(rig.marker(), None, "nobody read for a minute");
+        rig.reason();
+        rig.turns(1, TICK).await;
+        assert!(rig.marker().is_some());
     }
 }

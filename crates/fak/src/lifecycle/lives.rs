@@ -1,4 +1,5 @@
-//! Does one engine answer at a worker's address, or do several take turns?
+//! Whose life is it that a look shows: does one engine answer at a worker's address, or do several
+//! take turns?
 //!
 //! A life of a process that ended does not come back. Where one does (A, then B, then A), two
 //! engines are behind one address, as behind a cluster's service: what was learnt and done through
@@ -7,6 +8,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+use fak_kernel::rank::Event;
+
+use super::owner::Owner;
+use super::probe::Look;
 
 /// Lives that are remembered: more replicas than stand behind one address by mistake.
 const LIVES_MAX: usize = 16;
@@ -46,6 +52,43 @@ impl Lives {
     /// Whether several engines take turns.
     pub(super) fn take_turns(&self) -> bool {
         self.turns.is_some()
+    }
+}
+
+impl Owner {
+    /// Whether a look is of another life than the one before.
+    pub(super) fn is_other_life(&self, look: &Look) -> bool {
+        let (known, seen) = (&self.state.incarnation, look.incarnation());
+        known.is_some() && seen.is_some() && *known != seen
+    }
+
+    /// Whether it may be, though nothing names it: a rank has another connection, which may be to
+    /// another process.
+    pub(super) fn may_be_other_life(&mut self, look: &Look) -> bool {
+        let mut has_new = false;
+        for (rank, followed) in self.ranks.iter().zip(&mut self.followed) {
+            has_new |= followed.sees_new_connection(rank);
+        }
+        has_new && look.incarnation().is_none()
+    }
+
+    /// Tells the ranks whether the look names the engine's life: where it does not, another engine
+    /// may answer from here on.
+    pub(super) async fn tell_life(&mut self, look: &Look) {
+        let is_told = look.is_reachable() && look.incarnation().is_some();
+        for (rank, followed) in self.ranks.iter().zip(&mut self.followed) {
+            if followed.is_life_told != is_told {
+                followed.is_life_told = is_told;
+                // A stream that has ended believes nothing any more.
+                let _ = rank.tell(Event::Life { is_told }).await;
+            }
+        }
+        if look.is_reachable() && self.state.is_life_told != Some(is_told) {
+            self.state.is_life_told = Some(is_told);
+            if let Some(why) = self.state.life_untold() {
+                tracing::warn!(worker = %self.worker.id, "{why}");
+            }
+        }
     }
 }
 

@@ -253,6 +253,7 @@ impl Owner {
         self.inherit().await?;
         self.state.is_reachable = look.is_reachable();
         if !self.state.is_reachable {
+            self.tell_life(look).await;
             self.failures = self.failures.saturating_add(1);
             if self.failures == self.config.failures_max {
                 tracing::warn!(worker = %self.worker.id, "does not answer");
@@ -281,11 +282,12 @@ impl Owner {
             self.notice_anyhow(Move::Restart, look).await;
         }
         if !is_first {
-            if is_other_life {
+            if is_other_life || self.may_be_other_life(look) {
                 self.forget_life();
             }
             has_new_ranks = self.learn_on().await;
         }
+        self.tell_life(look).await;
         if has_new_ranks {
             self.recover(look).await;
         }
@@ -352,11 +354,6 @@ impl Owner {
                 let _ = rank.tell(Event::Blind).await;
             }
         }
-    }
-
-    fn is_other_life(&self, look: &Look) -> bool {
-        let (known, seen) = (&self.state.incarnation, look.incarnation());
-        known.is_some() && seen.is_some() && *known != seen
     }
 
     /// What a rank's stream noticed. Its beliefs have followed already.
@@ -490,9 +487,17 @@ impl Owner {
         self.slept = self.slept.filter(|_| self.state.phase() == Phase::Sleeping);
         let watched = self.ranks.iter().zip(&self.followed).map(|(handle, followed)| {
             let Status { trust, last_seq, is_dead, last_event_at, .. } = handle.status();
-            let is_blind = followed.is_blind;
+            let (is_blind, has_replay) = (followed.is_blind, followed.has_replay());
             let rank = handle.rank();
-            let stream = fleet::Stream { rank, trust, last_seq, is_blind, is_dead, last_event_at };
+            let stream = fleet::Stream {
+                rank,
+                trust,
+                last_seq,
+                is_blind,
+                is_dead,
+                has_replay,
+                last_event_at,
+            };
             (Rank { number: handle.rank(), id: handle.id(), trust }, stream)
         });
         let (ranks, streams): (Vec<_>, Vec<_>) = watched.unzip();

@@ -19,10 +19,27 @@ pub(super) struct Followed {
     source: Source,
     /// Connections of the stream when the engine was asked last.
     connections: u64,
+    /// Those that a look was taken after.
+    looked_at: u64,
+    /// Whether its stream was told that something names the engine's life.
+    pub(super) is_life_told: bool,
     pub(super) watch: Blindness,
     pub(super) is_blind: bool,
     /// Holds the tasks of its stream and of its markers.
     _tasks: TaskGroup,
+}
+
+impl Followed {
+    /// Whether what it publishes can be asked for again.
+    pub(super) fn has_replay(&self) -> bool {
+        self.source.replay.is_some()
+    }
+
+    /// Whether its stream has a connection that it had not at the last look.
+    pub(super) fn sees_new_connection(&mut self, stream: &Handle) -> bool {
+        let connections = stream.status().connections;
+        connections > std::mem::replace(&mut self.looked_at, connections.max(1))
+    }
 }
 
 impl Owner {
@@ -128,6 +145,15 @@ impl Owner {
         tasks.spawn("markers", OnExit::Report, marking);
         let watch = Blindness::default();
         // Its first connection is one of the engine that has just told.
-        (handle, Followed { source, connections: 1, watch, is_blind: false, _tasks: tasks })
+        let followed = Followed {
+            source,
+            connections: 1,
+            looked_at: 1,
+            is_life_told: false,
+            watch,
+            is_blind: false,
+            _tasks: tasks,
+        };
+        (handle, followed)
     }
 }

@@ -16,5 +16,6 @@ pub(crate) mod process;
 mod restart;
 mod start;
 mod stop;
+mod stopped;
 mod streams;
 mod tenants;

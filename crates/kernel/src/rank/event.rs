@@ -109,6 +109,17 @@ pub enum Event {
     CatchUp,
     /// A batch that the engine owes is late: it is asked for, and beliefs go on to count.
     Late,
+    /// Whether something of the engine's own names its life now, as its process's start does.
+    /// Until this is said, nothing does.
+    Life {
+        /// Whether it does.
+        is_told: bool,
+    },
+    /// Claims are asked for.
+    Wanted,
+    /// fak itself stood still, or had no turn, for longer than beliefs last: what the sockets hold
+    /// may be as old.
+    Stalled,
     /// The engine answered the request of the marker `id`: its store is published.
     Marked {
         /// The marker that [`Effect::Mark`](super::Effect::Mark) named.

@@ -207,6 +207,11 @@ impl Fence {
         }
     }
 
+    /// Whether the fence waits for this very marker.
+    pub(super) fn is_for(&self, marker: u64) -> bool {
+        self.marker() == Some(marker)
+    }
+
     /// A later marker is asked for: it proves what an earlier one would have.
     pub(super) fn renew_marker(&mut self, id: u64) {
         if let Stage::Settling(settling) = &mut self.stage {

@@ -11,8 +11,15 @@
 //!   too late to be believed. A stream is compared with it at intervals, a silent one more often:
 //!   the hole shows with the next batch only, which a dead connection does not bring.
 //!
+//! Where one of two things is missing, only a marker that came back lately stands in for it.
+//! Without a replay nothing else tells silence from death, and a batch does not tell how late it
+//! is. Where nothing names the engine's life, another engine may answer behind its address while
+//! the old one's events go on: only a marker goes through both. It costs a request of one block,
+//! so it is asked for while somebody asks for claims, and no more often than every three seconds.
+//!
 //! Invariant: nothing is claimed of a connection that is not tied, of one that owes a batch for
-//! longer than that, and of one that was silent for longer than that and not compared since.
+//! longer than a second, of one that was silent for longer than that and not compared since, and,
+//! without a replay or a life that is told, of one on which no marker came back for five.
 
 use alloc::vec::Vec;
 
@@ -25,6 +32,10 @@ const LATE_TICKS: u32 = 4;
 const CHECK_TICKS: u32 = 2;
 /// Ticks between two comparisons while batches come: they may come late, and ever later.
 const BUSY_CHECK_TICKS: u32 = 4;
+/// Ticks for which a marker stands in for a replay, or for the name of a life: five seconds.
+const TIED_TICKS: u32 = 20;
+/// Ticks after which another is asked for: three seconds, which leaves two for it to come back.
+const TIE_AGAIN_TICKS: u32 = 12;
 /// The most ticks between two connections that bring nothing: a minute.
 const REOPEN_TICKS_MAX: u32 = 240;
 
@@ -32,6 +43,10 @@ const REOPEN_TICKS_MAX: u32 = 240;
 pub(super) struct Live {
     /// A marker came back on this connection.
     is_tied: bool,
+    /// Ticks since the last one did.
+    tied_for: u32,
+    /// Something of the engine's own names its life.
+    pub(super) is_life_told: bool,
     /// The marker that has to come back on it.
     marker: Option<u64>,
     /// Ticks since that marker's request was answered.
@@ -68,8 +83,8 @@ pub(super) struct Live {
 impl Live {
     /// A new connection, of which nothing is known.
     fn renew(&mut self) {
-        let Self { reopened, failed_checks, .. } = *self;
-        *self = Self { reopened, failed_checks, ..Self::default() };
+        let Self { reopened, failed_checks, is_life_told, .. } = *self;
+        *self = Self { reopened, failed_checks, is_life_told, ..Self::default() };
     }
 
     /// Another life's numbers come from here on.
@@ -128,10 +143,27 @@ impl Rank {
     /// Whether the live connection is shown to be the worker's, as far as markers can be sent, and
     /// to bring what the engine publishes.
     pub(super) fn is_proven(&self) -> bool {
-        let Live { is_tied, is_dead, reopened, unproven_for, .. } = self.live;
+        let Live { is_tied, is_dead, reopened, unproven_for, tied_for, .. } = self.live;
         // Also where replay was given up: what is silent and cannot be compared shows nothing.
         let is_stale = self.config.replay && unproven_for > LATE_TICKS;
+        let is_tied = is_tied && !(self.rests_on_markers() && tied_for > TIED_TICKS);
         !is_stale && (is_tied || (!self.config.tie && !is_dead && reopened == 0))
+    }
+
+    /// Whether something is missing for which only a marker that came back lately can stand in.
+    fn rests_on_markers(&self) -> bool {
+        !self.can_replay() || !self.live.is_life_told
+    }
+
+    pub(super) fn live_lasts_for(&self) -> u32 {
+        let Live { unproven_for, tied_for, .. } = self.live;
+        let left = |is_counted: bool, bound: u32, ticks: u32| {
+            if is_counted { (bound + 1).saturating_sub(ticks) } else { u32::MAX }
+        };
+        let tied = left(self.config.tie && self.rests_on_markers(), TIED_TICKS, tied_for);
+        // Nothing lasts longer than a second: within that this has to be asked again.
+        let compared = left(true, LATE_TICKS, if self.config.replay { unproven_for } else { 0 });
+        compared.min(tied)
     }
 
     /// Whether the live connection was seen to bring less than the engine publishes, or the one
@@ -174,8 +206,11 @@ impl Rank {
 
     /// The live connection brought a batch.
     pub(super) fn met(&mut self, head: Head, out: &mut Vec<Effect>) {
+        // One that an action waits for shows the same.
+        let is_fences = head.readable && head.marker.is_some_and(|id| self.fence.is_for(id));
         let live = &mut self.live;
         (live.silent_for, live.unproven_for) = (0, 0);
+        live.tied_for = if is_fences { 0 } else { live.tied_for };
         live.met = live.met.max(Some(head.seq));
         live.owed = live.owed.filter(|owed| Some(*owed) > live.met);
         if !self.config.tie && !live.is_dead {
@@ -183,7 +218,7 @@ impl Rank {
         }
         if head.readable && !live.is_dead && live.is_marker(head) {
             (live.marker, live.answered_for, live.reopened) = (None, None, 0);
-            live.is_tied = true;
+            (live.is_tied, live.tied_for) = (true, 0);
             out.push(Effect::Note(Note::Tied));
         }
         if self.config.tie && self.live.is_revived_by(head) {
@@ -225,6 +260,26 @@ impl Rank {
         }
     }
 
+    /// Claims are asked for: what they rest on is renewed before its time is over.
+    pub(super) fn wanted(&mut self, out: &mut Vec<Effect>) {
+        let is_due = self.live.marker.is_none() && self.live.tied_for >= TIE_AGAIN_TICKS;
+        if is_due && self.connected && self.config.tie && self.rests_on_markers() {
+            self.ask_tie(out);
+        }
+    }
+
+    /// What comes next may have waited since long ago, a marker or a replay's end among it: only
+    /// what is asked for from here on proves anything of now. A marker, since it also has the
+    /// engine tell of a clear that waits for its next step.
+    pub(super) fn stalled(&mut self, out: &mut Vec<Effect>) {
+        match (self.config.tie, self.can_replay()) {
+            _ if !self.connected => {}
+            (true, _) => self.retie(out),
+            (false, true) => self.complete_by_replay(out),
+            (false, false) => self.give_up_live(out),
+        }
+    }
+
     /// The engine works and nothing is heard of it.
     pub(super) fn blind(&mut self, out: &mut Vec<Effect>) {
         if self.connected && self.live.is_tied {
@@ -239,6 +294,7 @@ impl Rank {
         live.silent_for = live.silent_for.saturating_add(1);
         live.unchecked_for = live.unchecked_for.saturating_add(1);
         live.unproven_for = live.unproven_for.saturating_add(1);
+        live.tied_for = live.tied_for.saturating_add(1);
         if live.is_dead {
             return self.reopen(out);
         }

@@ -71,6 +71,7 @@ impl Shell {
             reconnects: 0,
             notes: Vec::new(),
         };
+        shell.feed(Event::Life { is_told: true });
         shell.feed(Event::Connected);
         shell
     }

@@ -297,6 +297,34 @@ async fn a_live_socket_that_brings_nothing_any_more_is_believed_for_no_second() 
     assert_eq!(rig.claim(&prompt(1)), rig.truth(&prompt(1)));
 }
 
+/// The same before an engine that replays nothing: no later batch shows what is missing.
+#[tokio::test]
+async fn without_replay_a_live_socket_that_brings_nothing_any_more_is_not_believed_for_long() {
+    let mut relay = None;
+    let rig = Rig::behind(Connector::None, |source| {
+        let (to, here) = Relay::bind(source.live.port);
+        (source.live, source.replay) = (endpoint(here), None);
+        relay = Some(to);
+    })
+    .await;
+    let relay = relay.unwrap().run();
+    rig.rank.wait_for(|s| s.trust == Trust::Exact).await.unwrap();
+    rig.warm(&prompt(1)).await;
+    let connections = relay.connections();
+    relay.stall();
+    rig.engine.control(reset()).await;
+    rig.ask(&prompt(2)).await;
+    for _ in 0..21 {
+        rig.rank.tell(Event::Tick).await.unwrap();
+    }
+    // Who reads has a marker sent, and since that does not come back, another connection is made.
+    assert_eq!((rig.claim(&prompt(1)), rig.truth(&prompt(1))), ((0, 0), (0, 0)));
+    let is_back = |s: &Status| s.trust == Trust::Exact && relay.connections() > connections;
+    rig.rank.wait_for(is_back).await.unwrap();
+    assert_eq!(rig.claim(&prompt(1)), (0, 0));
+    rig.warm(&prompt(3)).await;
+}
+
 /// F1: by replay alone nothing is exact.
 #[tokio::test]
 async fn a_topic_that_nobody_publishes_is_never_exact() {

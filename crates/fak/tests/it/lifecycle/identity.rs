@@ -10,8 +10,9 @@ use fak::lifecycle::{Lifecycle, Request};
 use fak::runtime::TaskGroup;
 use fak::store::Store;
 use fak_index::{Index, Limits};
+use fak_kernel::rank::Event;
 use fak_kernel::witness::Move;
-use fak_sim::{Binds, Sim, SimConfig};
+use fak_sim::{Binds, RouteFault, Sim, SimConfig};
 
 use super::rig::{Rig, prompt};
 use crate::owners;
@@ -51,6 +52,46 @@ async fn two_engines_behind_one_address_are_no_restarts_and_nothing_is_claimed_o
     rig.look().await;
     assert!(rig.state().is_serving());
     assert_eq!(rig.state().beliefs(), "ambiguous");
+}
+
+/// Its old engine goes on publishing, and nothing but a marker shows that it is the old one.
+#[tokio::test]
+async fn an_engine_whose_life_nothing_names_is_claimed_for_no_longer_than_a_marker_shows_it() {
+    let rig = Rig::fronted(SimConfig::default()).await;
+    rig.warm(&prompt(1)).await;
+    assert_eq!(rig.state().rests_on_markers(), None);
+    let other = Sim::start(SimConfig::default(), Binds::default()).await.unwrap();
+    for sim in [&rig.sim, &other] {
+        sim.faults().route("/metrics", RouteFault::Fail(404), usize::MAX);
+    }
+    rig.look().await;
+    let why = rig.state().rests_on_markers().unwrap();
+    assert!(why.contains("nothing names this life") && why.contains("process_start"), "{why}");
+    // A marker shows that it is the same one.
+    rig.warm(&prompt(1)).await;
+    rig.front().point_to(&other);
+    let rank = rig.lifecycle.ranks("w").await.unwrap().remove(0);
+    for _ in 0..21 {
+        rank.tell(Event::Tick).await.unwrap();
+    }
+    assert_eq!(rig.claim(&prompt(1)), 0);
+    rig.look().await;
+    assert_eq!((rig.claim(&prompt(1)), other.holds(&prompt(1), None).gpu), (0, 0));
+}
+
+#[tokio::test]
+async fn what_an_engine_told_is_forgotten_with_its_connection_where_nothing_names_its_life() {
+    let mut rig = Rig::named(SimConfig::default()).await;
+    rig.sim.faults().route("/metrics", RouteFault::Fail(404), usize::MAX);
+    rig.look().await;
+    rig.look().await;
+    assert_eq!(rig.state().lives, 0, "it is the same connection");
+    rig.sim.restart().await.unwrap();
+    let rank = rig.lifecycle.ranks("w").await.unwrap().remove(0);
+    rank.wait_for(|status| status.connections == 2).await.unwrap();
+    rig.look().await;
+    rig.look().await;
+    assert_eq!(rig.state().lives, 1, "once");
 }
 
 /// Owners over workers at these URLs, named `a`, `b`, …, that have looked once.

@@ -5,6 +5,8 @@ use super::*;
 /// Ticks after which a live connection that owes something is given up.
 const SECOND: usize = 5;
 const MINUTE: usize = 240;
+/// Ticks after which a marker that came back is too old.
+const TIED: usize = 21;
 
 /// A batch with the marker that `shell` waits for.
 fn marked(shell: &Shell, seq: u64, says: &[Say]) -> Batch {
@@ -403,6 +405,9 @@ fn comparisons_that_fail_are_given_up_and_cost_no_belief() {
     assert_eq!(asked, [2, 6], "after a longer wait each time");
     assert_eq!((shell.warm().as_str(), shell.reconnects), ("suspended", 0));
     shell.live(&batch(1, 4, &[]));
+    assert_eq!(shell.warm(), "suspended", "it may be late, and nothing shows how much");
+    shell.feed(Event::Wanted);
+    shell.live(&marked(&shell, 5, &[]));
     assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("A B C M", Trust::Exact));
     ticks(&mut shell, 2 * SECOND);
     assert!(shell.asked.is_some(), "it is tried again after a minute");
@@ -423,6 +428,150 @@ fn a_hole_in_what_a_silent_stream_is_compared_with_is_a_gap() {
     assert_eq!((shell.rank.cursor(), shell.asked), (Some(5), None), "and what follows counts");
 }
 
+/// Neither silence nor batches tell how far behind a connection is that nothing is compared with.
+#[test]
+fn without_replay_nothing_is_claimed_for_longer_than_five_seconds_after_a_marker_came_back() {
+    let (mut shell, mut history) = tied(false);
+    ticks(&mut shell, TIED - 1);
+    history.push(batch(1, 4, &[]));
+    shell.live(&history[4]);
+    assert_eq!((shell.warm().as_str(), shell.rank.lasts_for()), ("A B C M", 1));
+    ticks(&mut shell, 1);
+    assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("suspended", Trust::Degraded));
+    assert_eq!(shell.rank.wanted_marker(), None, "nobody asks for claims");
+    shell.feed(Event::Wanted);
+    let back = marked(&shell, 5, &[]);
+    shell.feed(Event::Wanted);
+    assert_eq!(back.head.marker, shell.rank.wanted_marker(), "one at a time");
+    shell.live(&back);
+    assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("A B C M", Trust::Exact));
+}
+
+#[test]
+fn without_replay_a_marker_is_asked_for_in_time_and_no_more_often_than_every_three_seconds() {
+    let (mut shell, mut history) = tied(false);
+    let mut asked = Vec::new();
+    for tick in 1..=4 * SECOND {
+        ticks(&mut shell, 1);
+        shell.feed(Event::Wanted);
+        if shell.rank.wanted_marker().is_some() {
+            asked.push(tick);
+            history.push(marked(&shell, history.len() as u64, &[]));
+            shell.live(history.last().expect("the marker's"));
+        }
+        assert_eq!(shell.warm(), "A B C M", "{tick}");
+    }
+    assert_eq!(asked, [12], "three seconds after the one before came back");
+}
+
+/// A swapped engine behind the address: the old one's events go on, and are the replay's.
+#[test]
+fn where_nothing_names_the_life_only_a_marker_shows_that_the_engine_is_the_streams() {
+    let (mut shell, mut history) = tied(true);
+    let pass = |shell: &mut Shell, history: &[Batch], count: usize| {
+        for _ in 0..count {
+            ticks(shell, 1);
+            shell.answer_all(history);
+        }
+    };
+    pass(&mut shell, &history, MINUTE);
+    shell.feed(Event::Wanted);
+    assert_eq!((shell.warm().as_str(), shell.rank.wanted_marker()), ("A B C M", None));
+    shell.feed(Event::Life { is_told: false });
+    assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("suspended", Trust::Degraded));
+    shell.feed(Event::Wanted);
+    history.push(marked(&shell, 4, &[]));
+    shell.live(&history[4]);
+    assert_eq!(shell.warm(), "A B C M");
+    pass(&mut shell, &history, TIED - 1);
+    assert_eq!(shell.warm(), "A B C M");
+    pass(&mut shell, &history, 1);
+    assert_eq!(shell.warm(), "suspended");
+    shell.feed(Event::Life { is_told: true });
+    assert_eq!(shell.warm(), "A B C M");
+}
+
+#[test]
+fn no_life_is_told_until_something_says_so_and_another_connection_changes_nothing_of_that() {
+    let mut shell = Shell::tying(true);
+    shell.rank = Rank::new(shell.rank.config);
+    let mut history = abc();
+    for (is_told, expected) in [(None, "suspended"), (Some(true), "A B C"), (None, "A B C")] {
+        is_told.into_iter().for_each(|is_told| shell.feed(Event::Life { is_told }));
+        shell.feed(Event::Disconnected);
+        shell.feed(Event::Connected);
+        shell.answer_all(&history);
+        history.push(marked(&shell, history.len() as u64, &[]));
+        shell.live(history.last().expect("the marker's"));
+        shell.answer_all(&history);
+        assert_eq!(shell.warm(), "A B C");
+        for _ in 0..TIED {
+            ticks(&mut shell, 1);
+            shell.answer_all(&history);
+        }
+        assert_eq!(shell.warm(), expected);
+    }
+}
+
+/// How long what is believed may be read by one who does not know how the stream fares.
+#[test]
+fn beliefs_last_for_as_many_ticks_as_it_takes_to_suspend_them() {
+    for replay in [true, false] {
+        let (mut shell, _) = tied(replay);
+        let (mut lasts, mut left) = (shell.rank.lasts_for() as usize, 0);
+        assert_eq!(lasts, SECOND);
+        while shell.warm() != "suspended" {
+            lasts = shell.rank.lasts_for() as usize;
+            assert!((1..=SECOND).contains(&lasts), "{lasts}");
+            ticks(&mut shell, 1);
+            left = lasts - 1;
+        }
+        assert_eq!((shell.rank.lasts_for(), left), (0, 0));
+    }
+}
+
+/// A stopped process: what lies in its sockets may be as old as the stop, the marker's store and a
+/// replay's end too.
+#[test]
+fn after_a_stall_only_what_is_asked_for_from_then_on_counts() {
+    for replay in [true, false] {
+        let (mut shell, mut history) = tied(replay);
+        shell.feed(Event::Blind);
+        let old = marked(&shell, 4, &[]);
+        let compared = shell.asked;
+        shell.feed(Event::Stalled);
+        assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("suspended", Trust::Degraded));
+        history.push(old);
+        shell.live(&history[4]);
+        shell.answer_all(&history);
+        assert_eq!((shell.warm().as_str(), compared), ("suspended", None), "it may be old");
+        history.push(batch(1, 5, &[Remove("B")]));
+        history.push(marked(&shell, 6, &[]));
+        shell.live(&history[5]);
+        shell.live(&history[6]);
+        shell.answer_all(&history);
+        assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("A C M", Trust::Exact));
+    }
+}
+
+#[test]
+fn a_stall_of_one_that_sends_no_markers_is_mended_by_a_replay_or_by_a_new_connection() {
+    let history = abc();
+    let mut shell = Shell::started(&history);
+    shell.live(&history[2]);
+    shell.feed(Event::Stalled);
+    assert_eq!(shell.warm(), "suspended");
+    shell.answer(&history);
+    assert_eq!(shell.warm(), "A B C");
+    let mut shell = Shell::new(false);
+    shell.feed(Event::Stalled);
+    assert_eq!((shell.warm().as_str(), shell.reconnects), ("suspended", 1));
+    let mut shell = Shell::new(false);
+    shell.feed(Event::Disconnected);
+    shell.feed(Event::Stalled);
+    assert_eq!(shell.reconnects, 0, "there is nothing to mend");
+}
+
 #[test]
 fn without_replay_a_marker_that_is_answered_and_does_not_come_shows_a_dead_connection() {
     let (mut shell, _) = tied(false);
@@ -432,7 +581,7 @@ fn without_replay_a_marker_that_is_answered_and_does_not_come_shows_a_dead_conne
     shell.feed(Event::Late);
     let id = shell.rank.wanted_marker().expect("a marker");
     ticks(&mut shell, MINUTE);
-    assert_eq!((shell.warm().as_str(), shell.reconnects), ("A B C M", 0), "it is not answered yet");
+    assert_eq!(shell.reconnects, 0, "it is not answered yet");
     shell.feed(Event::Marked { id });
     ticks(&mut shell, SECOND);
     assert_eq!((shell.warm().as_str(), shell.reconnects), ("suspended", 1));
@@ -496,7 +645,8 @@ fn a_replay_that_was_given_up_is_tried_again_after_a_minute() {
     ticks(&mut shell, 1);
     let (session, _) = shell.asked.expect("a replay");
     // What comes meanwhile does not wait for it.
-    history.push(batch(1, 6, &[Store("F")]));
+    shell.feed(Event::Wanted);
+    history.push(marked(&shell, 6, &[Store("F")]));
     shell.live(&history[6]);
     assert_eq!(shell.warm(), "E F");
     shell.answer(&history);
@@ -574,7 +724,8 @@ fn a_trial_that_does_not_begin_with_the_last_batch_counts_for_nothing() {
         ticks(&mut shell, MINUTE);
         shell.answer_all(&other);
         assert_eq!((shell.warm().as_str(), shell.reconnects), ("suspended", 0));
-        shell.live(&batch(1, 6, &[]));
+        shell.feed(Event::Wanted);
+        shell.live(&marked(&shell, 6, &[]));
         assert_eq!(shell.warm(), "E", "it is not silent any more");
         ticks(&mut shell, 4);
         assert_eq!(shell.asked, None, "not before another minute");
