@@ -216,6 +216,10 @@ impl Faults {
         }
     }
 
+    pub(crate) async fn publisher_held(&self) {
+        self.until(|s| s.publisher_held).await;
+    }
+
     pub(crate) async fn publisher_released(&self) {
         self.until(|s| !s.publisher_held).await;
     }

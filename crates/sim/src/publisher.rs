@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use zeromq::{PubSocket, RouterRecvHalf, RouterSendHalf, SocketRecv, SocketSend, ZmqMessage};
 
@@ -20,7 +20,18 @@ pub(crate) const BUFFER_STEPS: usize = 10_000;
 /// Batches that wait for publication before the engine has to (`max_queue_size`).
 pub(crate) const QUEUE_MAX: usize = 100_000;
 
+/// Turns that zeromq's own tasks need until a message is written: one finds the subscribers, and
+/// one for each writes.
+const TURNS_TO_WRITE: usize = 4;
+
 const END_SEQ: [u8; 8] = [0xff; 8];
+
+/// A batch on its way out.
+pub(crate) struct Batch {
+    pub(crate) payload: Vec<u8>,
+    /// Dropped once the batch is on the wire, or will never be.
+    pub(crate) sent: oneshot::Sender<()>,
+}
 
 /// The publisher of one rank.
 pub(crate) struct Publisher {
@@ -32,7 +43,7 @@ pub(crate) struct Publisher {
 }
 
 enum Event {
-    Batch(Option<Vec<u8>>),
+    Batch(Option<Batch>),
     /// The batch at hand may go out.
     Released,
     Replay(Option<ZmqMessage>),
@@ -43,27 +54,28 @@ impl Publisher {
     /// Publishes what arrives, until stopped.
     pub(crate) async fn run(
         mut self,
-        mut batches: mpsc::Receiver<Vec<u8>>,
+        mut batches: mpsc::Receiver<Batch>,
         stop: CancellationToken,
     ) {
         let mut next_seq = 0u64;
         let mut buffer: VecDeque<(u64, Bytes)> = VecDeque::new();
-        let mut held: Option<Vec<u8>> = None;
+        let mut held: Option<Batch> = None;
         loop {
             let faults = Arc::clone(&self.faults);
             let event = tokio::select! {
                 biased;
                 () = stop.cancelled() => Event::Stop,
                 request = self.replay.1.recv() => Event::Replay(request.ok()),
-                payload = batches.recv(), if held.is_none() => Event::Batch(payload),
+                batch = batches.recv(), if held.is_none() => Event::Batch(batch),
                 () = faults.publisher_released(), if held.is_some() => Event::Released,
             };
             match event {
                 Event::Stop | Event::Batch(None) => return,
-                Event::Batch(payload) => held = payload,
+                Event::Batch(batch) => held = batch,
                 Event::Released => {
-                    if let Some(payload) = held.take() {
+                    if let Some(Batch { payload, sent }) = held.take() {
                         self.publish(payload.into(), &mut next_seq, &mut buffer).await;
+                        drop(sent);
                     }
                 }
                 Event::Replay(Some(request)) => self.serve_replay(request, &buffer).await,
@@ -93,6 +105,9 @@ impl Publisher {
             let frames = [self.topic.clone(), seq_frame(seq), payload.clone()];
             // A publisher without readers, or with stalled ones, drops: as ZeroMQ does.
             let _ = self.publish.send(message(frames)).await;
+        }
+        for _ in 0..TURNS_TO_WRITE {
+            tokio::task::yield_now().await;
         }
         if fate != BatchFate::Lose {
             if buffer.len() == BUFFER_STEPS {

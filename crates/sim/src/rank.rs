@@ -1,6 +1,6 @@
 //! One engine rank: the core behind a lock, its step task, and the clients of its requests.
-//! Invariant: whoever changes the core wakes the step task; events are handed to the publisher
-//! before the outputs of the same step reach a client.
+//! Invariant: whoever changes the core wakes the step task; a step's events are on the wire before
+//! its outputs reach a client, unless the publisher is held.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +17,7 @@ use crate::core::tier::Tier;
 use crate::encode::Encoding;
 use crate::faults::Faults;
 use crate::metrics::Latencies;
+use crate::publisher::Batch;
 
 /// A rank; see the module.
 pub(crate) struct Rank {
@@ -29,6 +30,8 @@ pub(crate) struct Rank {
 pub(crate) struct State {
     pub(crate) engine: Engine,
     clients: HashMap<RequestId, Client>,
+    /// What the last step put out, until its events are on the wire.
+    undelivered: Vec<Output>,
     waiting: HashMap<u64, oneshot::Sender<Result<(), Failure>>>,
     next_id: u64,
     pub(crate) latencies: Latencies,
@@ -48,7 +51,7 @@ struct Client {
 /// How the step task runs.
 pub(crate) struct Steps {
     pub(crate) pace: Duration,
-    pub(crate) batches: mpsc::Sender<Vec<u8>>,
+    pub(crate) batches: mpsc::Sender<Batch>,
     pub(crate) encoding: Encoding,
     pub(crate) faults: Arc<Faults>,
 }
@@ -92,6 +95,7 @@ impl Rank {
         let state = State {
             engine,
             clients: HashMap::new(),
+            undelivered: Vec::new(),
             waiting: HashMap::new(),
             next_id: 0,
             latencies: Latencies::default(),
@@ -168,7 +172,9 @@ impl Rank {
 
     /// Stops for good, without a word to the clients.
     pub(crate) fn fall_silent(&self) {
-        self.lock().is_dead = true;
+        let mut state = self.lock();
+        state.is_dead = true;
+        state.undelivered.clear();
     }
 
     /// Pauses or sleeps; waits for idleness where the engine does.
@@ -202,7 +208,7 @@ impl Rank {
             let rest = self.rest.notified();
             tokio::pin!(rest);
             rest.as_mut().enable();
-            if !self.lock().has_work() {
+            if self.lock().is_at_rest() {
                 return;
             }
             rest.await;
@@ -234,10 +240,9 @@ impl Rank {
     /// One step, and the bookkeeping steps that follow when nothing is left to compute: the
     /// engine takes them before a client can answer the last output.
     async fn step(&self, steps: &Steps) {
-        let mut outputs = Vec::new();
         let mut follows = true;
         while follows {
-            let step = {
+            let events = {
                 let mut state = self.lock();
                 // A control call during the pace may have taken the work away.
                 if !state.has_work() {
@@ -246,19 +251,34 @@ impl Rank {
                 let step = state.engine.step();
                 follows = !state.engine.has_unfinished() && state.engine.has_work();
                 state.latencies.step(step.computed_tokens);
-                step
+                state.undelivered.extend(step.outputs);
+                step.events
             };
-            outputs.extend(step.outputs);
-            if !step.events.is_empty() {
+            if !events.is_empty() {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                let payload = steps.encoding.batch(now.as_secs_f64(), &step.events, self.index);
-                // The receiver lives as long as this task.
-                let _ = steps.batches.send(payload).await;
+                let payload = steps.encoding.batch(now.as_secs_f64(), &events, self.index);
+                steps.publish(payload).await;
             }
         }
         let mut state = self.lock();
-        state.deliver(outputs, Count::Finished);
+        state.deliver(Vec::new(), Count::Finished);
         state.settle();
+    }
+}
+
+impl Steps {
+    /// Hands a batch to the publisher and waits until it is on the wire. vLLM's publisher has sent
+    /// it before an output has passed through the front end's process (0.32.0, observed); one that
+    /// is held up holds no output up.
+    async fn publish(&self, payload: Vec<u8>) {
+        let (sent, is_sent) = oneshot::channel();
+        // The publisher lives as long as this task.
+        let _ = self.batches.send(Batch { payload, sent }).await;
+        tokio::select! {
+            biased;
+            _ = is_sent => {}
+            () = self.faults.publisher_held() => {}
+        }
     }
 }
 
@@ -276,6 +296,10 @@ impl State {
         !self.is_dead && self.engine.has_work()
     }
 
+    fn is_at_rest(&mut self) -> bool {
+        !self.has_work() && self.undelivered.is_empty()
+    }
+
     fn settle(&mut self) {
         for (ticket, result) in self.engine.settle_idle() {
             if let Some(sender) = self.waiting.remove(&ticket) {
@@ -285,7 +309,14 @@ impl State {
         }
     }
 
+    /// Gives clients what steps put out before, and then `outputs`.
     fn deliver(&mut self, outputs: Vec<Output>, count: Count) {
+        let before = std::mem::take(&mut self.undelivered);
+        self.give(before, Count::Finished);
+        self.give(outputs, count);
+    }
+
+    fn give(&mut self, outputs: Vec<Output>, count: Count) {
         for output in outputs {
             let Some(client) = self.clients.get_mut(&output.id) else { continue };
             let now = Instant::now();

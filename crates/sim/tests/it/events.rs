@@ -61,6 +61,25 @@ async fn a_store_has_the_recorded_keys_and_the_prompts_tokens() {
     assert_eq!(batch.events()[0]["session_id"].as_str(), Some("sess-1"));
 }
 
+/// As vLLM's come: published with the step that filled the blocks, before an output of it has
+/// passed through the front end (0.32.0, observed).
+#[tokio::test]
+async fn the_event_of_a_requests_blocks_comes_before_its_answer() {
+    let sim = sim(|_| {}).await;
+    let mut events = Events::of(&sim).await;
+    for first in (0..50).map(|n| 100 + n) {
+        let mut body = ask(first, 40, 1);
+        body["stream"] = (first % 2 == 0).into();
+        let mut answer = begin(&sim, "/v1/completions", &body).await;
+        tokio::select! {
+            biased;
+            _ = answer.until("finish_reason") => panic!("{first}: the answer came first"),
+            batch = events.next() => assert_eq!(batch.shape(), ["BlockStored-G"]),
+        }
+        answer.reply().await;
+    }
+}
+
 #[tokio::test]
 async fn adapters_and_salts_are_in_the_extra_keys() {
     let sim = sim(|config| config.loras = vec!["sql".into()]).await;
