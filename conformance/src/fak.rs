@@ -346,6 +346,11 @@ impl Told {
         self.claims.iter().filter(|(name, _)| name == tier).map(|(_, tokens)| tokens).sum()
     }
 
+    /// Whether it is said that the worker holds nothing of a prompt that was cached.
+    pub fn is_false_cold(&self) -> bool {
+        self.kv == "cold" && self.cached.is_some_and(|cached| cached > 0)
+    }
+
     /// Reads an answer, whole or broken off.
     ///
     /// # Errors
@@ -394,11 +399,21 @@ fn claims(text: &str) -> anyhow::Result<Vec<(String, u64)>> {
     claims.with_context(|| format!("`{text}` is no list of claims"))
 }
 
+/// How claims end.
+const OUTCOMES: [&str; 6] =
+    ["confirmed", "under", "over", "lost_in_flight", "lost_to_own_action", "unaudited"];
+
 /// A page of fak's metrics.
 #[derive(Clone, Debug)]
 pub struct Counted(String);
 
 impl Counted {
+    /// That page.
+    #[cfg(test)]
+    pub(crate) fn of(page: String) -> Self {
+        Self(page)
+    }
+
     /// The value of a series, written as the page writes it; 0 where it is not there.
     pub fn get(&self, series: &str) -> f64 {
         let mut values = self.0.lines().filter_map(|line| {
@@ -411,6 +426,13 @@ impl Counted {
     /// Audited claims of one outcome.
     pub fn claims(&self, outcome: &str) -> u64 {
         self.get(&format!("fak_claims_total{{outcome=\"{outcome}\"}}")) as u64
+    }
+
+    /// Claims that were made and have no outcome yet.
+    pub fn claims_waiting(&self) -> u64 {
+        let made = ["warm", "cold"].map(|kv| format!("fak_claims_made_total{{kv=\"{kv}\"}}"));
+        let made: u64 = made.iter().map(|series| self.get(series) as u64).sum();
+        made.saturating_sub(OUTCOMES.iter().map(|outcome| self.claims(outcome)).sum())
     }
 
     /// The phases of `worker` whose series is 1.

@@ -1,8 +1,9 @@
 //! The false-warm hunt: random requests, actions and accidents, drawn from a seed, and every claim
 //! that `fak serve` makes held against what the engine then reuses.
-//! Invariant: a claim that was too high fails the hunt, unless an event that the engine put on the
-//! wire just before its request was sent, or later, explains it; and so does KV of other weights
-//! that is reused once fak knows of the change.
+//! Invariant: a claim that was too high, or `cold` of what was cached, fails the hunt, unless an
+//! event that the engine put on the wire just before its request was sent, or later, explains it;
+//! so does each claim that fak does not count as it was seen, and KV of other weights that is
+//! reused once fak knows of the change.
 
 mod claims;
 mod draw;

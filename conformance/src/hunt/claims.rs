@@ -1,6 +1,7 @@
 //! Requests, and what is made of their answers.
-//! Invariant: a claim that was too high is explained by an event of the engine's alone, put on the
-//! wire no earlier than just before its request was sent; never by what fak says of itself.
+//! Invariant: a claim that was too high, or `cold` of what was cached, is explained by an event of
+//! the engine's alone, put on the wire no earlier than just before its request was sent; never by
+//! what fak says of itself.
 
 use std::time::SystemTime;
 
@@ -21,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Turns after an accident until a request counts as undisturbed: by then nothing is on its way.
 const QUIET_AFTER: usize = 8;
 
-/// A claim that was too high, until something explains it.
+/// A claim that was wrong, until something explains it.
 #[derive(Debug)]
 pub(super) struct Suspicion {
     ask: Ask,
@@ -111,7 +112,8 @@ impl<T: Target> Lane<T> {
                 }
             }
             let over = told.cached.is_some_and(|cached| told.claimed() > cached);
-            if told.is_finished && (over || self.is_over_on_gpu(&ask, &told)) {
+            let is_wrong = over || told.is_false_cold() || self.is_over_on_gpu(&ask, &told);
+            if told.is_finished && is_wrong {
                 let (since, last) = (Instant::now(), last.clone());
                 self.suspicions.push(Suspicion { ask, told, sent, since, last });
             }
@@ -145,11 +147,11 @@ impl<T: Target> Lane<T> {
         reused.is_some_and(|reused| told.claimed_on("gpu") > reused.gpu as u64)
     }
 
-    /// Finds what explains each claim that was too high, once `after` has passed.
+    /// Finds what explains each claim that was wrong, once `after` has passed.
     pub(super) async fn explain(&mut self, after: Duration) -> anyhow::Result<()> {
         while self.suspicions.first().is_some_and(|first| first.since.elapsed() >= after) {
             let suspicion = self.suspicions.remove(0);
-            if self.has_lost(&suspicion).await? {
+            if self.is_explained(&suspicion).await? {
                 self.tally.explained += 1;
             } else {
                 let Suspicion { ask, told, sent, last, .. } = suspicion;
@@ -168,9 +170,10 @@ impl<T: Target> Lane<T> {
         Ok(())
     }
 
-    /// Whether the engine lost blocks in time for it to explain a claim of a request that was
-    /// sent then: by an event, with its life, or by one that nobody will ever hear of.
-    async fn has_lost(&mut self, suspicion: &Suspicion) -> anyhow::Result<bool> {
+    /// Whether the engine lost blocks, or got them where none was claimed, in time for it to
+    /// explain a claim of a request that was sent then: by an event, with its life, or by one that
+    /// nobody will ever hear of.
+    async fn is_explained(&mut self, suspicion: &Suspicion) -> anyhow::Result<bool> {
         let Suspicion { ask, told, sent, .. } = suspicion;
         let number = self.prey.iter().position(|prey| prey.id == told.worker);
         let is_salted = self.is_salted(ask);
@@ -182,6 +185,6 @@ impl<T: Target> Lane<T> {
         }
         prey.listen()?;
         let claim = Claimed { ask, tokens: told.claimed(), is_salted };
-        prey.oracle.has_lost(&prey.endpoints.replay, claim, *sent, &lost).await
+        prey.oracle.explains(&prey.endpoints.replay, claim, *sent, &lost).await
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use fak_sim::{Reused, RouteFault};
@@ -29,6 +29,9 @@ const JUST_AFTER: Duration = Duration::from_millis(50);
 
 /// fak judges a claim that was too high a second after the answer.
 const JUDGED_AFTER: Duration = Duration::from_secs(2);
+
+/// fak judges a claim within this time, whatever it waits for.
+const JUDGED_WITHIN: Duration = Duration::from_secs(15);
 
 /// An engine, and what is seen of it besides fak.
 #[derive(Debug)]
@@ -227,6 +230,10 @@ impl<T: Target> Lane<T> {
             self.explain(JUDGED_AFTER).await?;
         }
         self.explain(Duration::ZERO).await?;
+        let started = Instant::now();
+        while self.fak.metrics().await?.claims_waiting() > 0 && started.elapsed() < JUDGED_WITHIN {
+            tokio::time::sleep(JUST_AFTER).await;
+        }
         self.tally.audit(&self.fak.metrics().await?, &self.fak.errors());
         Ok(())
     }

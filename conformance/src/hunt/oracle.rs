@@ -193,17 +193,17 @@ impl Oracle {
         firsts.map(|(_, _, extra)| extra.clone()).chain([own]).collect()
     }
 
-    /// The blocks that a claim may be of.
+    /// The blocks that a claim may be of; of one that there is nothing, the first.
     fn claimed_blocks(&self, claim: Claimed<'_>) -> anyhow::Result<Vec<Hash>> {
-        let blocks = usize::try_from(claim.tokens)?.div_ceil(BLOCK_SIZE);
+        let blocks = usize::try_from(claim.tokens)?.div_ceil(BLOCK_SIZE).max(1);
         let chains = self.chains(claim.ask, claim.is_salted);
         Ok(chains.into_iter().flat_map(|chain| chain.into_iter().take(blocks)).collect())
     }
 
-    /// Whether an event that takes away some of the first `claimed` tokens of a prompt was put on
-    /// the wire just before `since`, or later; or whether it may be in a batch that was `lost`,
-    /// which the next batch alone shows.
-    pub(super) async fn has_lost(
+    /// Whether an event that takes away some of the claimed tokens of a prompt, or, where none were
+    /// claimed, brings its first block, was put on the wire just before `since`, or later; or
+    /// whether it may be in a batch that was `lost`, which the next batch alone shows.
+    pub(super) async fn explains(
         &mut self,
         endpoint: &str,
         claim: Claimed<'_>,
@@ -220,7 +220,10 @@ impl Oracle {
         let chain = self.claimed_blocks(claim)?;
         for batch in &batches {
             if self.explains_until(batch)? >= since
-                && batch.events()?.iter().any(|event| takes(event, &chain))
+                && batch.events()?.iter().any(|event| match claim.tokens {
+                    0 => brings(event, &chain),
+                    _ => takes(event, &chain),
+                })
             {
                 return Ok(true);
             }
@@ -285,12 +288,21 @@ impl Oracle {
 
 /// Whether an event takes one of these blocks away, on whichever tier.
 fn takes(event: &Value, chain: &[Hash]) -> bool {
-    let hashes = || field(event, "block_hashes").and_then(Value::as_array).into_iter().flatten();
     match kind(event) {
         "AllBlocksCleared" => true,
-        "BlockRemoved" => hashes().any(|hash| chain.contains(&hash.to_string())),
+        "BlockRemoved" => is_of(event, chain),
         _ => false,
     }
+}
+
+/// Whether an event brings one of these blocks, on whichever tier.
+fn brings(event: &Value, chain: &[Hash]) -> bool {
+    kind(event) == "BlockStored" && is_of(event, chain)
+}
+
+fn is_of(event: &Value, chain: &[Hash]) -> bool {
+    let mut hashes = field(event, "block_hashes").and_then(Value::as_array).into_iter().flatten();
+    hashes.any(|hash| chain.contains(&hash.to_string()))
 }
 
 /// What an engine hashes with the first block of a prompt under that salt.

@@ -1,5 +1,6 @@
 //! What the hunt saw, and what it makes of it.
-//! Invariant: counts are the client's own; fak's counters are held against them.
+//! Invariant: counts are the client's own. fak's counters are held against them one by one: each
+//! claim that a client was told is one that fak counts, with the outcome that the client saw.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,6 +19,73 @@ pub(super) enum Heard {
     Together,
     /// Something happened shortly before, or happens now.
     Disturbed,
+}
+
+/// Claims in the answers of one life of fak's, by their headers and by what the engine then told.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    warm: u64,
+    cold: u64,
+    /// Tokens claimed, by tier.
+    tokens: BTreeMap<String, u64>,
+    confirmed: u64,
+    under: u64,
+    above: u64,
+    /// Of answers that ended without a number.
+    unaudited: u64,
+}
+
+impl Seen {
+    fn answer(&mut self, told: &Told) {
+        match told.kv.as_str() {
+            "warm" => self.warm += 1,
+            "cold" => self.cold += 1,
+            _ => return,
+        }
+        for (tier, tokens) in &told.claims {
+            *self.tokens.entry(tier.clone()).or_default() += tokens;
+        }
+        let ended = match (told.status, told.cached, told.is_finished) {
+            (200, Some(cached), true) => match told.claimed().cmp(&cached) {
+                std::cmp::Ordering::Equal => &mut self.confirmed,
+                std::cmp::Ordering::Less => &mut self.under,
+                std::cmp::Ordering::Greater => &mut self.above,
+            },
+            _ => &mut self.unaudited,
+        };
+        *ended += 1;
+    }
+
+    /// Where fak's counters are not what was seen. A claim that waits for the event that explains
+    /// it has no outcome yet: each class may lack some, all together as many as wait.
+    fn differences(&self, counted: &Counted) -> Vec<String> {
+        let made = |kv: &str| counted.get(&format!("fak_claims_made_total{{kv=\"{kv}\"}}")) as u64;
+        let tokens = |tier: &str| {
+            counted.get(&format!("fak_claims_made_tokens_total{{tier=\"{tier}\"}}")) as u64
+        };
+        let mut wrong = Vec::new();
+        let mut hold = |what: &str, seen: u64, counted: u64, lacking: u64| {
+            if counted > seen || seen - counted > lacking {
+                wrong.push(format!("{what}: {seen} seen, {counted} counted by fak"));
+            }
+            seen.saturating_sub(counted)
+        };
+        hold("warm", self.warm, made("warm"), 0);
+        hold("cold", self.cold, made("cold"), 0);
+        for tier in ["gpu", "cpu", "disk", "remote"] {
+            let seen = self.tokens.get(tier).copied().unwrap_or(0);
+            hold(&format!("{tier} tokens"), seen, tokens(tier), 0);
+        }
+        let waiting = counted.claims_waiting();
+        let lost = counted.claims("lost_in_flight") + counted.claims("lost_to_own_action");
+        let above = lost + counted.claims("over");
+        let lacking = hold("confirmed", self.confirmed, counted.claims("confirmed"), 0)
+            + hold("under", self.under, counted.claims("under"), waiting)
+            + hold("above", self.above, above, waiting)
+            + hold("unaudited", self.unaudited, counted.claims("unaudited"), 0);
+        hold("claims without an outcome", lacking, waiting, 0);
+        wrong
+    }
 }
 
 /// Counts of one lane, or of all.
@@ -41,10 +109,13 @@ pub struct Tally {
     pub under: usize,
     /// Claims above: each has to be explained.
     pub lost: usize,
-    /// Claims that fak itself counted as too high, whatever it took for the reason.
-    pub counted: u64,
-    /// Those of them that an event explains, with those too high on the gpu tier alone.
+    /// Those of them that an event explains, with those too high on the gpu tier alone, and `cold`
+    /// of what was cached.
     pub explained: usize,
+    /// `cold` of what was cached: each has to be explained.
+    pub false_cold: usize,
+    /// What fak's counters are held against.
+    seen: Seen,
     /// Tokens that were claimed rightly, and those that events had told and were not claimed.
     pub told: (u64, u64),
     /// The latter, by what happened last and what fak said of the prompt.
@@ -66,6 +137,7 @@ impl Tally {
     /// One answer, and where its cached tokens came from, where anything tells.
     pub(super) fn answer(&mut self, ask: &Ask, told: &Told, reused: Option<Reused>, heard: Heard) {
         self.steps += 1;
+        self.seen.answer(told);
         let (200, Some(cached), true) = (told.status, told.cached, told.is_finished) else {
             // A dormant session's is the only request here that is the client's own fault.
             if (400..500).contains(&told.status) && told.status != 409 {
@@ -83,6 +155,7 @@ impl Tally {
             std::cmp::Ordering::Less => self.under += 1,
             std::cmp::Ordering::Greater => self.lost += 1,
         }
+        self.false_cold += usize::from(told.is_false_cold());
         if (told.kv == "warm") != (claimed > 0) {
             self.failures.push(format!("x-fak-kv contradicts x-fak-warm-tokens: {told:?}"));
         }
@@ -154,15 +227,16 @@ impl Tally {
         *self.acted.entry(format!("{name} {reason}")).or_default() += 1;
     }
 
-    /// What fak counted, at the end of a lane.
+    /// What fak counted, at the end of a life of its.
     pub(super) fn audit(&mut self, counted: &Counted, errors: &[String]) {
         let over = counted.claims("over");
         if over > 0 {
             let errors = errors.join("\n     ");
             self.failures.push(format!("fak counts {over} claims as over:\n     {errors}"));
         }
-        self.counted +=
-            over + counted.claims("lost_in_flight") + counted.claims("lost_to_own_action");
+        let wrong = std::mem::take(&mut self.seen).differences(counted);
+        self.failures
+            .extend(wrong.into_iter().map(|wrong| format!("claims do not add up: {wrong}")));
     }
 
     /// All of another's counts too.
@@ -174,7 +248,7 @@ impl Tally {
         self.confirmed += other.confirmed;
         self.under += other.under;
         self.lost += other.lost;
-        self.counted += other.counted;
+        self.false_cold += other.false_cold;
         self.explained += other.explained;
         self.told.0 += other.told.0;
         self.told.1 += other.told.1;
@@ -229,9 +303,9 @@ impl fmt::Display for Tally {
         writeln!(out, "behind fak's back, and faults: {accidents}; engines that died: {died}")?;
         writeln!(
             out,
-            "claims: {} confirmed, {} under, {} above, of which fak counts {}; {} explained by an \
-             event, with those above on the gpu tier alone",
-            self.confirmed, self.under, self.lost, self.counted, self.explained
+            "claims: {} confirmed, {} under, {} above, {} cold of what was cached; {} explained by \
+             an event, with those above on the gpu tier alone",
+            self.confirmed, self.under, self.lost, self.false_cold, self.explained
         )?;
         let (reused, claimed) = self.tokens;
         let unclaimed = list(&self.unclaimed);
@@ -257,5 +331,48 @@ impl fmt::Display for Tally {
             "hunt: {steps} steps, {failed} failures, claimed over told tokens {told:.4}, over \
              reused {ratio:.4}"
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(kv: &str, claimed: u64, cached: Option<u64>) -> Told {
+        let claims = if claimed > 0 { vec![("gpu".to_owned(), claimed)] } else { Vec::new() };
+        let kv = kv.to_owned();
+        Told { status: 200, kv, claims, cached, is_finished: cached.is_some(), ..Told::default() }
+    }
+
+    /// What fak says of three warm claims of 32 tokens, a cold one, and their ends.
+    fn page(ends: &[(&str, u64)], tokens: u64) -> Counted {
+        let made = "fak_claims_made_total{kv=\"warm\"} 3\nfak_claims_made_total{kv=\"cold\"} 1\n";
+        let tokens = format!("fak_claims_made_tokens_total{{tier=\"gpu\"}} {tokens}\n");
+        let ends = ends
+            .iter()
+            .map(|(outcome, count)| format!("fak_claims_total{{outcome=\"{outcome}\"}} {count}\n"));
+        Counted::of(made.to_owned() + &tokens + &ends.collect::<String>())
+    }
+
+    #[test]
+    fn each_claim_is_one_that_fak_counts_as_it_was_seen() {
+        let mut seen = Seen::default();
+        for answer in [
+            told("warm", 32, Some(32)),
+            told("warm", 32, Some(0)),
+            told("warm", 32, None),
+            told("cold", 0, Some(0)),
+            told("unknown", 0, Some(64)),
+        ] {
+            seen.answer(&answer);
+        }
+        let holds = |ends: &[(&str, u64)], tokens| seen.differences(&page(ends, tokens)).is_empty();
+        assert!(holds(&[("confirmed", 2), ("lost_in_flight", 1), ("unaudited", 1)], 96));
+        assert!(holds(&[("confirmed", 2), ("over", 1), ("unaudited", 1)], 96));
+        assert!(holds(&[("confirmed", 2), ("unaudited", 1)], 96), "one waits for its event");
+        assert!(!holds(&[("confirmed", 1), ("lost_in_flight", 1), ("unaudited", 1)], 96));
+        assert!(!holds(&[("confirmed", 3), ("unaudited", 1)], 96), "one is acquitted");
+        assert!(!holds(&[("confirmed", 2), ("lost_in_flight", 2)], 96), "one is denied");
+        assert!(!holds(&[("confirmed", 2), ("lost_in_flight", 1), ("unaudited", 1)], 64));
     }
 }

@@ -52,11 +52,7 @@ enum Event {
 
 impl Publisher {
     /// Publishes what arrives, until stopped.
-    pub(crate) async fn run(
-        mut self,
-        mut batches: mpsc::Receiver<Batch>,
-        stop: CancellationToken,
-    ) {
+    pub(crate) async fn run(mut self, mut batches: mpsc::Receiver<Batch>, stop: CancellationToken) {
         let mut next_seq = 0u64;
         let mut buffer: VecDeque<(u64, Bytes)> = VecDeque::new();
         let mut held: Option<Batch> = None;

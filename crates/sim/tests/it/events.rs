@@ -61,8 +61,7 @@ async fn a_store_has_the_recorded_keys_and_the_prompts_tokens() {
     assert_eq!(batch.events()[0]["session_id"].as_str(), Some("sess-1"));
 }
 
-/// As vLLM's come: published with the step that filled the blocks, before an output of it has
-/// passed through the front end (0.32.0, observed).
+/// vLLM queues them before the outputs of the step that filled the blocks (0.32.0, source).
 #[tokio::test]
 async fn the_event_of_a_requests_blocks_comes_before_its_answer() {
     let sim = sim(|_| {}).await;
