@@ -20,7 +20,7 @@ use super::Item;
 use super::discover::Source;
 use super::endpoint::Endpoint;
 use super::fold::{Ask, Fold, Marker, Tally};
-use super::lease::Lease;
+use super::lease::{Lease, Moment};
 use super::notes;
 use super::recorder::{self, Recorder};
 use super::replay::{self, Replay};
@@ -189,7 +189,7 @@ pub struct Stream {
     last_event_at: Option<Instant>,
     tick: Interval,
     /// The time up to which the kernel was told of ticks.
-    ticked_at: Instant,
+    ticked_at: Moment,
     /// When what is believed was last read, up to then.
     read_at: Option<Instant>,
     lease: Arc<Lease>,
@@ -233,7 +233,7 @@ impl Stream {
             status,
             last_event_at: None,
             tick,
-            ticked_at: Instant::now(),
+            ticked_at: Moment::now(),
             read_at: None,
             lease,
             connections: 0,
@@ -253,30 +253,29 @@ impl Stream {
                     None => break,
                 },
                 () = self.late.notified() => self.fold.fact(Event::Late),
-                _ = self.tick.tick() => self.tick(Instant::now()),
+                _ = self.tick.tick() => self.tick(Moment::now()),
             };
             self.carry_out(asks);
         }
     }
 
     /// Tells the kernel how much time passed, which is not what a timer that had no turn tells.
-    fn tick(&mut self, now: Instant) -> Vec<Ask> {
-        let ticks = now.duration_since(self.ticked_at).as_millis() / TICK.as_millis();
-        let ticks = u32::try_from(ticks).unwrap_or(u32::MAX);
+    fn tick(&mut self, now: Moment) -> Vec<Ask> {
+        let passed = now.since(self.ticked_at);
+        let ticks = u32::try_from(passed.as_millis() / TICK.as_millis()).unwrap_or(u32::MAX);
         let mut asks = Vec::new();
         if ticks > TICKS_MAX {
-            let stood = now.duration_since(self.ticked_at);
-            tracing::warn!(rank = %self.name, ?stood, "stood still: nothing from before counts");
+            tracing::warn!(rank = %self.name, ?passed, "stood still: nothing from before counts");
             self.ticked_at = now;
             asks.extend(self.fold.fact(Event::Stalled));
         } else {
-            self.ticked_at += TICK * ticks;
+            self.ticked_at = now.before(passed.saturating_sub(TICK * ticks));
             (0..ticks).for_each(|_| asks.extend(self.fold.fact(Event::Tick)));
         }
         if self.lease.was_asked() {
-            self.read_at = Some(now);
+            self.read_at = Some(now.steady);
         }
-        if self.read_at.is_some_and(|at| now.duration_since(at) < WANTED_FOR) {
+        if self.read_at.is_some_and(|at| now.steady.duration_since(at) < WANTED_FOR) {
             asks.extend(self.fold.fact(Event::Wanted));
         }
         asks
@@ -337,7 +336,7 @@ impl Stream {
                 Ask::Tell(note) => self.tell(note),
             }
         }
-        self.lease.renew(self.ticked_at + TICK * self.fold.lasts_for());
+        self.lease.renew(self.ticked_at, TICK * self.fold.lasts_for());
         let now = status_of(&self.fold, self.last_event_at, self.connections);
         let before = *self.status.borrow();
         self.status.send_if_modified(|status| std::mem::replace(status, now) != now);
@@ -526,7 +525,11 @@ mod tests {
 
         /// The turn that the tick's timer gives.
         fn turn(&mut self) {
-            let asks = self.stream.tick(Instant::now());
+            self.turn_at(Moment::now());
+        }
+
+        fn turn_at(&mut self, now: Moment) {
+            let asks = self.stream.tick(now);
             self.stream.carry_out(asks);
         }
 
@@ -569,6 +572,17 @@ mod tests {
         assert_eq!(rig.reason(), HeldReason::Suspended, "that, too");
         rig.marked(3, [9, 9]).await;
         assert_eq!(rig.reason(), HeldReason::Warm);
+    }
+
+    /// The steady clock may have stood still with the machine.
+    #[tokio::test(start_paused = true)]
+    async fn after_the_machine_was_suspended_nothing_from_before_counts() {
+        let mut rig = Rig::tied().await;
+        let now = Moment::now();
+        rig.turn_at(Moment { calendar: now.calendar + Duration::from_secs(60), ..now });
+        assert_eq!(rig.handle.status().trust, Trust::Degraded);
+        rig.marked(1, [9, 9]).await;
+        assert_eq!(rig.handle.status().trust, Trust::Exact);
     }
 
     #[tokio::test(start_paused = true)]

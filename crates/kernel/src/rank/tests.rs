@@ -5,6 +5,7 @@
 
 mod alive;
 mod kept;
+mod unreplayed;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::string::{String, ToString};

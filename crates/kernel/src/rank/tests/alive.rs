@@ -9,7 +9,7 @@ const MINUTE: usize = 240;
 const TIED: usize = 21;
 
 /// A batch with the marker that `shell` waits for.
-fn marked(shell: &Shell, seq: u64, says: &[Say]) -> Batch {
+pub(super) fn marked(shell: &Shell, seq: u64, says: &[Say]) -> Batch {
     let mut marked = batch(1, seq, says);
     marked.head.marker = shell.rank.wanted_marker();
     assert!(marked.head.marker.is_some(), "no marker is wanted");
@@ -17,7 +17,7 @@ fn marked(shell: &Shell, seq: u64, says: &[Say]) -> Batch {
 }
 
 /// Tied, with A, B, C and the marker's batch as its history.
-fn tied(replay: bool) -> (Shell, Vec<Batch>) {
+pub(super) fn tied(replay: bool) -> (Shell, Vec<Batch>) {
     let mut shell = Shell::tying(replay);
     let mut history = abc();
     if replay {
@@ -36,7 +36,7 @@ fn tied(replay: bool) -> (Shell, Vec<Batch>) {
     (shell, history)
 }
 
-fn ticks(shell: &mut Shell, count: usize) {
+pub(super) fn ticks(shell: &mut Shell, count: usize) {
     (0..count).for_each(|_| shell.feed(Event::Tick));
 }
 
@@ -518,15 +518,13 @@ fn no_life_is_told_until_something_says_so_and_another_connection_changes_nothin
 fn beliefs_last_for_as_many_ticks_as_it_takes_to_suspend_them() {
     for replay in [true, false] {
         let (mut shell, _) = tied(replay);
-        let (mut lasts, mut left) = (shell.rank.lasts_for() as usize, 0);
-        assert_eq!(lasts, SECOND);
-        while shell.warm() != "suspended" {
-            lasts = shell.rank.lasts_for() as usize;
-            assert!((1..=SECOND).contains(&lasts), "{lasts}");
+        for passed in 1..=if replay { SECOND } else { TIED } {
+            let lasts = shell.rank.lasts_for() as usize;
+            let left = if replay { SECOND } else { TIED } + 1 - passed;
+            assert_eq!((lasts, shell.warm().as_str()), (left.min(SECOND), "A B C M"), "{passed}");
             ticks(&mut shell, 1);
-            left = lasts - 1;
         }
-        assert_eq!((shell.rank.lasts_for(), left), (0, 0));
+        assert_eq!((shell.rank.lasts_for(), shell.warm().as_str()), (0, "suspended"));
     }
 }
 
@@ -587,6 +585,17 @@ fn without_replay_a_marker_that_is_answered_and_does_not_come_shows_a_dead_conne
     assert_eq!((shell.warm().as_str(), shell.reconnects), ("suspended", 1));
 }
 
+/// A gap that shows live, and a replay that leaves the same batch out twice.
+#[test]
+fn a_gap_that_no_replay_closes_is_not_told_as_closed() {
+    let (mut shell, mut history) = tied(true);
+    history.push(batch(1, 5, &[Store("E")]));
+    shell.live(&history[4]);
+    shell.answer_all(&history);
+    assert_eq!((shell.warm().as_str(), shell.rank.cursor()), ("E", Some(5)));
+    assert_eq!(shell.notes[1..], [Note::Gap { lost: 1 }, Note::GapNotClosed]);
+}
+
 #[test]
 fn without_replay_what_was_missed_is_told_by_a_marker() {
     let (mut shell, _) = tied(false);
@@ -601,11 +610,24 @@ fn a_blind_rank_claims_nothing_until_a_marker_came_back() {
     shell.feed(Event::Blind);
     assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("suspended", Trust::Degraded));
     let id = shell.rank.wanted_marker();
+    assert_eq!(shell.marker, id);
     shell.feed(Event::Blind);
     assert_eq!((shell.rank.wanted_marker(), shell.reconnects), (id, 0), "it is asked for");
     history.push(marked(&shell, 4, &[]));
     shell.live(&history[4]);
     assert_eq!((shell.warm().as_str(), shell.rank.trust()), ("A B C M", Trust::Exact));
+}
+
+#[test]
+fn a_blind_rank_that_sends_no_markers_is_opened_anew_once() {
+    let mut shell = Shell::new(false);
+    shell.live(&batch(1, 0, &[Store("A")]));
+    assert_eq!(shell.warm(), "A");
+    shell.feed(Event::Blind);
+    assert_eq!((shell.warm().as_str(), shell.reconnects), ("suspended", 1));
+    shell.feed(Event::Connected);
+    shell.feed(Event::Blind);
+    assert_eq!(shell.reconnects, 1, "it has shown nothing since");
 }
 
 #[test]
@@ -649,13 +671,15 @@ fn a_replay_that_was_given_up_is_tried_again_after_a_minute() {
     history.push(marked(&shell, 6, &[Store("F")]));
     shell.live(&history[6]);
     assert_eq!(shell.warm(), "E F");
+    history.push(batch(1, 7, &[Store("G")]));
     shell.answer(&history);
     assert_eq!(shell.rank.session.as_ref().map(|_| session), None);
-    history.push(batch(1, 7, &[Remove("E")]));
-    history.push(batch(1, 8, &[Store("H")]));
-    shell.live(&history[8]);
+    assert_eq!(shell.warm(), "E F G", "what it brings beyond the last batch taken counts");
+    history.push(batch(1, 8, &[Remove("E")]));
+    history.push(batch(1, 9, &[Store("H")]));
+    shell.live(&history[9]);
     shell.answer_all(&history);
-    assert_eq!(shell.warm(), "F H", "a gap is closed by replay again");
+    assert_eq!(shell.warm(), "F G H", "a gap is closed by replay again");
 }
 
 /// Also where a replay's end would have decided about the fence.
