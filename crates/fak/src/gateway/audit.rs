@@ -487,10 +487,12 @@ impl Desk {
 mod tests {
     use fak_index::{Limits, RankOptions};
     use fak_kernel::vocab::PerTier;
+    use fak_kernel::{Belief, TierSet};
 
     use super::super::claim::Basis;
     use super::super::prompt::Source;
     use super::*;
+    use crate::runtime::{OnExit, TaskGroup};
     use crate::telemetry::{Registry, text};
 
     struct Silent;
@@ -502,56 +504,127 @@ mod tests {
         fn contradicted(&self, _: &Contradiction) {}
     }
 
-    /// Fault 18.
-    #[test]
-    fn a_full_queue_judges_nothing_before_its_time() {
-        let registry = Registry::new();
-        let index = Arc::new(Index::new(7, Limits::default()));
-        let rank = index.add_rank(RankOptions::default());
-        let prompt = CachePrompt {
-            tokens: (0..100).collect(),
-            source: Source::new(1, 1),
-            lora: None,
-            salt: None,
-        };
-        let mark = index.held_and_mark(rank, &prompt.key()).1;
-        let basis = Basis { rank, mark, is_certain: false, may_be_held: false };
-        let tokens = PerTier { gpu: 96, ..PerTier::default() };
-        let cold_since = Vec::new();
-        let claim = Claim { kv: Kv::Warm, tokens, basis: Some(basis), cold_since };
-        let parts = Parts {
-            metrics: Arc::new(Metrics::new(&registry).expect("new names")),
-            prompts: Arc::new(Prompts::new(1 << 10, 1, 7, jiff::Timestamp::now)),
-            index,
-            fleet: Fleet::new([]),
-            owed: Arc::default(),
-            doubt: Arc::new(Silent),
-        };
-        let (audits, auditor) = audits(parts, Duration::from_secs(1));
-        let usage = Usage {
-            prompt_tokens: 100,
-            completion_tokens: 1,
-            cached_tokens: CachedTokens::Known(0),
-        };
-        for _ in 0..WAITING_MAX + 3 {
+    const USAGE: Usage =
+        Usage { prompt_tokens: 100, completion_tokens: 1, cached_tokens: CachedTokens::Known(0) };
+
+    /// Audits of claims on one rank, and what is counted of them.
+    struct Bench {
+        registry: Registry,
+        index: Arc<Index>,
+        rank: RankId,
+        audits: Audits,
+    }
+
+    impl Bench {
+        fn new(after: Duration) -> (Self, Auditor) {
+            let registry = Registry::new();
+            let index = Arc::new(Index::new(7, Limits::default()));
+            let rank = index.add_rank(RankOptions::default());
+            let parts = Parts {
+                metrics: Arc::new(Metrics::new(&registry).expect("new names")),
+                prompts: Arc::new(Prompts::new(1 << 10, 1, 7, jiff::Timestamp::now)),
+                index: Arc::clone(&index),
+                fleet: Fleet::new([]),
+                owed: Arc::default(),
+                doubt: Arc::new(Silent),
+            };
+            let (audits, auditor) = audits(parts, after);
+            (Self { registry, index, rank, audits }, auditor)
+        }
+
+        /// An answer whose claim of 96 tokens was wrong by all of them.
+        fn contradicted(&self) {
+            let prompt = CachePrompt {
+                tokens: (0..100).collect(),
+                source: Source::new(1, 1),
+                lora: None,
+                salt: None,
+            };
+            let mark = self.index.held_and_mark(self.rank, &prompt.key()).1;
+            let basis = Basis { rank: self.rank, mark, is_certain: false, may_be_held: false };
+            let tokens = PerTier { gpu: 96, ..PerTier::default() };
+            let cold_since = Vec::new();
+            let claim = Claim { kv: Kv::Warm, tokens, basis: Some(basis), cold_since };
             let audit = Audit {
                 worker: "w".into(),
                 life: None,
                 lives: 0,
-                claim: Some(claim.clone()),
-                prompt: Ok(prompt.clone()),
+                claim: Some(claim),
+                prompt: Ok(prompt),
                 turn: None,
                 is_single: true,
             };
-            audits.take(audit, Ended::Ok, Some(usage));
+            self.audits.take(audit, Ended::Ok, Some(USAGE));
         }
-        let count = |outcome: &str| {
+
+        fn count(&self, outcome: &str) -> u32 {
             let line = format!("fak_claims_total{{outcome=\"{outcome}\"}} ");
-            let text = text(&registry).expect("text");
-            let value = text.lines().find_map(|l| l.strip_prefix(&line).map(str::to_owned));
+            let text = text(&self.registry).expect("text");
+            let value = text.lines().find_map(|l| l.strip_prefix(&line)?.parse().ok());
             value.expect("a line")
-        };
-        assert_eq!((count("over").as_str(), count("unaudited").as_str()), ("0", "3"));
+        }
+    }
+
+    /// Lets so much time pass, a look of the auditor's at a time.
+    async fn pass(time: Duration) {
+        let begun = Instant::now();
+        while begun.elapsed() < time {
+            tokio::time::advance(LATE_AFTER).await;
+        }
+        tokio::task::yield_now().await;
+    }
+
+    /// Fault 18.
+    #[test]
+    fn a_full_queue_judges_nothing_before_its_time() {
+        let (bench, auditor) = Bench::new(Duration::from_secs(1));
+        (0..WAITING_MAX + 3).for_each(|_| bench.contradicted());
+        assert_eq!((bench.count("over"), bench.count("unaudited")), (0, 3));
         drop(auditor);
+    }
+
+    /// The engine is asked after the first pause, and needs time to answer; a replay that runs may
+    /// bring what explains the claim.
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_is_over_after_three_pauses_or_ten_while_beliefs_are_suspended() {
+        let pause = Duration::from_secs(1);
+        type Suspends = fn(&Bench);
+        let suspends: [(Suspends, u32); 3] = [
+            (|_| (), PAUSES_UNEXPLAINED),
+            (|bench| bench.index.suspend(bench.rank), PAUSES_MAX),
+            (|bench| bench.index.set_aside(bench.rank, TierSet::GPU), PAUSES_MAX),
+        ];
+        for (suspend, pauses) in suspends {
+            let (bench, auditor) = Bench::new(pause);
+            suspend(&bench);
+            bench.contradicted();
+            let mut tasks = TaskGroup::new();
+            tasks.spawn("auditor", OnExit::StopProcess, auditor.run(tasks.shutdown()));
+            pass(pause * pauses - LATE_AFTER).await;
+            assert_eq!(bench.count("over"), 0, "{pauses}");
+            pass(LATE_AFTER * 4).await;
+            assert_eq!(bench.count("over"), 1, "{pauses}");
+        }
+    }
+
+    /// What waits when fak stops is not called wrong, nor explained by nothing.
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_waits_when_fak_stops_is_lost_only_where_the_engine_explains_it() {
+        let cleared = Loss { cause: LossCause::Cleared, origin: fak_index::Origin::Live };
+        for (is_explained, lost, unaudited) in [(false, 0, 1), (true, 1, 0)] {
+            let (bench, auditor) = Bench::new(Duration::from_secs(1));
+            bench.contradicted();
+            let mut tasks = TaskGroup::new();
+            tasks.spawn("auditor", OnExit::StopProcess, auditor.run(tasks.shutdown()));
+            // It is taken in.
+            pass(Duration::ZERO).await;
+            if is_explained {
+                bench.index.demote(bench.rank, TierSet::GPU, Belief::Gone, cleared);
+            }
+            tasks.stop(Duration::from_secs(1)).await;
+            let counted = (bench.count("lost_in_flight"), bench.count("unaudited"));
+            assert_eq!(counted, (lost, unaudited));
+            assert_eq!(bench.count("over"), 0);
+        }
     }
 }

@@ -236,7 +236,7 @@ async fn a_hit_that_the_engine_reports_is_claimed_again() {
     assert_eq!(rig.count("fak_claims_confirmed_blocks_total"), 3);
 }
 
-/// Fault 46: events of the time before may be missing, though the rank is exact by the end.
+/// Fault 46: events may be missing of the time before the request, or of the time since.
 #[tokio::test]
 async fn a_hit_on_a_rank_that_was_not_exact_at_dispatch_proves_nothing() {
     let (_peer, rig, rank, mut arrived) = waiting().await;
@@ -248,11 +248,15 @@ async fn a_hit_on_a_rank_that_was_not_exact_at_dispatch_proves_nothing() {
         });
     };
     let prompted = tokens(0);
-    for (then, confirmed) in [(Trust::Degraded, 0), (Trust::Exact, 3)] {
+    for (then, now, confirmed) in [
+        (Trust::Degraded, Trust::Exact, 0),
+        (Trust::Exact, Trust::Degraded, 0),
+        (Trust::Exact, Trust::Exact, 3),
+    ] {
         trust(then);
         let (told, ()) = tokio::join!(claimed(&rig, &prompted), async {
             let steps = arrived.recv().await.unwrap();
-            trust(Trust::Exact);
+            trust(now);
             steps.send(answer(Some(96))).await.unwrap();
         });
         assert_eq!(told, said("unknown", "0"));

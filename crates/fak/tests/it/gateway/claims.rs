@@ -316,10 +316,15 @@ async fn a_prompt_that_the_engine_counts_otherwise_is_noticed() {
 /// Several prompts or choices have one sum of numbers, which says nothing of one of them.
 #[tokio::test]
 async fn several_choices_are_not_audited() {
-    let (_peer, rig, tokens) = claiming(Some(1)).await;
+    let tokens: Vec<u32> = (0..100).collect();
+    let peer = Peer::start(move |_| Reply::Send(answer(200, Some(1)))).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    hold(&rig, 0, &tokens);
     let body = json!({"model": MODEL, "prompt": tokens, "n": 2}).to_string();
     rig.post(COMPLETIONS, &body).await;
     audited(&rig, "unaudited", 1).await;
+    assert_eq!(rig.count("fak_claims_unaudited_total{cause=\"several_choices\"}"), 1);
+    assert_eq!(rig.count("fak_requests_token_mismatches_total"), 0, "it is a sum");
 }
 
 /// Claims survive a stream: usage is asked for, read and cut out again.

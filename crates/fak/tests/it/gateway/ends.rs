@@ -1,6 +1,7 @@
 //! How claims end: each with one outcome, whatever ends its answer; and what is said where there is
 //! no claim.
 
+use fak_kernel::rank::Trust;
 use fak_kernel::{Belief, LossCause, TierSet};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
@@ -206,6 +207,62 @@ async fn a_cold_that_waits_for_its_event_withholds_no_warm_claim() {
     assert_eq!(rig.count(&outcome("over")), 0);
 }
 
+/// What fak's own action took from under a request makes no other claim wrong.
+#[tokio::test]
+async fn a_claim_that_an_own_action_took_withholds_no_other() {
+    let (_peer, rig, rank, mut arrived) = waiting().await;
+    store(&rig, rank, &tokens(0));
+    let (mut head, steps) = begun(&rig, &mut arrived, Some(usage(Some(0)))).await;
+    next(&mut head).await;
+    lose(&rig, rank, LossCause::OwnAction, Origin::None);
+    let end = [chunk(&text(Some("stop"), None)), chunk("[DONE]"), b"0\r\n\r\n".to_vec()];
+    steps.send(end.concat()).await.unwrap();
+    head.into_body().collect().await.unwrap();
+    assert!(!rig.fleet.credit("w0").unwrap().is_withheld(std::time::Instant::now()));
+    rig.counted(&outcome("lost_to_own_action"), 1).await;
+}
+
+/// An engine that drops what it announced again and again, or whose events come late.
+#[tokio::test]
+async fn claims_that_are_lost_again_and_again_cost_a_worker_its_credit() {
+    let (_peer, rig, rank) = answering(Some(0)).await;
+    let mut lost = 0;
+    while rig.fleet.credit("w0").unwrap().withheld(std::time::Instant::now()).is_none() {
+        store(&rig, rank, &tokens(0));
+        assert_eq!(claimed(&rig, &tokens(0)).await, warm(), "after {lost}");
+        lose(&rig, rank, LossCause::Cleared, Origin::Live);
+        lost += 1;
+        rig.counted(&outcome("lost_in_flight"), lost).await;
+    }
+    store(&rig, rank, &tokens(0));
+    assert_eq!(claimed(&rig, &tokens(0)).await, said("unknown", "0"), "after {lost}");
+}
+
+/// The engine used the first block, and the answer says so.
+#[tokio::test]
+async fn a_contradiction_leaves_what_the_engine_used() {
+    let (_peer, rig, rank) = answering(Some(32)).await;
+    store(&rig, rank, &tokens(0));
+    assert_eq!(claimed(&rig, &tokens(0)).await, warm());
+    rig.counted(&outcome("over"), 1).await;
+    let prompted = tokens(0);
+    let held =
+        rig.index.held(rank, &fak_index::Prompt { tokens: &prompted, lora: None, salt: None });
+    assert_eq!(held.blocks.gpu, 1);
+}
+
+/// The claim was false; what it rested on is right, of another prompt.
+#[tokio::test]
+async fn a_claim_on_a_prompt_that_the_engine_counts_otherwise_is_over_and_contradicts_nothing() {
+    let counted = json!({"prompt_tokens": 120, "prompt_tokens_details": {"cached_tokens": 64}});
+    let body = text(Some("stop"), Some(counted));
+    let (_peer, rig, rank) = scripted(move |_| Reply::Send(peer::json("200 OK", &body))).await;
+    store(&rig, rank, &tokens(0));
+    assert_eq!(claimed(&rig, &tokens(0)).await, warm());
+    rig.counted(&outcome("over"), 1).await;
+    assert!(rig.contradictions.lock().unwrap().is_empty());
+}
+
 /// A header and its metric, by one word.
 async fn says(rig: &Rig, path: &str, body: &Value, word: &str) {
     let before = rig.count(&reason(word));
@@ -285,6 +342,47 @@ async fn a_claim_that_does_not_reach_its_client_names_why() {
         });
     }
     assert_eq!(made_and_ended(&rig), (0, 0));
+    let refused = "fak_requests_total{outcome=\"refused\",route=\"/v1/completions\"}";
+    rig.counted(refused, 1).await;
+}
+
+/// Events may be missing of a rank that is not exact, and with them stores.
+#[tokio::test]
+async fn cold_is_said_of_exact_ranks_alone() {
+    let (_peer, rig, rank) = answering(Some(0)).await;
+    let trust = |trust| {
+        rig.state(0, |state| {
+            state.ranks = std::sync::Arc::new([fak::fleet::Rank { number: 0, id: rank, trust }]);
+        });
+    };
+    let says = async |tokens: &[u32], more: Value| claimed_with(&rig, tokens, more).await.0;
+    let skips = json!({"prompt_logprobs": 1});
+    for (told, kv) in [(Trust::Exact, "cold"), (Trust::Degraded, "unknown")] {
+        trust(told);
+        assert_eq!(says(&tokens(0), skips.clone()).await, kv, "of a rank that holds nothing");
+    }
+    store(&rig, rank, &tokens(5000));
+    for (told, kv) in [(Trust::Exact, "cold"), (Trust::Degraded, "unknown")] {
+        trust(told);
+        assert_eq!(says(&tokens(0), json!({})).await, kv, "of another prompt");
+        assert_eq!(says(&[1, 2, 3], json!({})).await, kv, "of less than a block");
+    }
+}
+
+/// Only as much of it is read as an answer may have that is an error and nothing else.
+#[tokio::test]
+async fn a_long_answer_goes_to_its_client_before_it_has_ended() {
+    let (_peer, rig, _rank, mut arrived) = waiting().await;
+    let body = prompt(&tokens(0), json!({}));
+    let (mut head, steps) = tokio::join!(rig.open("POST", COMPLETIONS, &[], &body), async {
+        let steps = arrived.recv().await.unwrap();
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 20000";
+        let part = format!("{head}\r\n\r\n{}", " ".repeat(10_000));
+        steps.send(part.into_bytes()).await.unwrap();
+        steps
+    });
+    assert!(!next(&mut head).await.unwrap().is_empty());
+    drop(steps);
 }
 
 /// A cold that others may have made false is none; nor is one of some ranks.

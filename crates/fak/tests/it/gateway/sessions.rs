@@ -324,3 +324,21 @@ async fn an_isolated_session_keeps_the_salt_that_its_requests_have() {
     }
     assert_eq!(salts.len(), 4, "x, y, and of each the isolated session's own");
 }
+
+/// By the audit, so that the two are of the same requests.
+#[tokio::test]
+async fn a_session_sums_up_what_was_claimed_and_what_its_engines_found() {
+    let bridged = Bridged::start().await;
+    let mut found = 0;
+    for _ in 0..3 {
+        found += cached(&ask(&bridged, "s1").await);
+        bridged.settled().await;
+    }
+    bridged.rig.empty().await;
+    let view = bridged.sessions.get("s1").unwrap();
+    let claimed = bridged.rig.count("fak_claimed_tokens_total");
+    assert!(claimed > 0, "{view:?}");
+    assert_eq!(view.claimed_tokens, claimed);
+    let unknown = found - bridged.rig.count("fak_cached_tokens_total");
+    assert_eq!((view.cached_tokens, unknown), (found, 0));
+}
