@@ -35,19 +35,10 @@ impl Error {
         Self { exit: Exit::Failed, cause: cause.into() }
     }
 
-    /// Why, with the causes behind it. Some libraries' errors end with the text of their cause,
-    /// which is not repeated.
+    /// Why, with the causes behind it.
     #[must_use]
     pub fn told(&self) -> String {
-        let mut told = String::new();
-        for cause in self.cause.chain().map(ToString::to_string) {
-            if told.is_empty() {
-                told = cause;
-            } else if !told.ends_with(&cause) {
-                told = format!("{told}: {cause}");
-            }
-        }
-        told
+        crate::telemetry::error_chain(self.cause.as_ref())
     }
 }
 

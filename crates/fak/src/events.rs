@@ -86,15 +86,3 @@ pub enum Lost {
     #[error("the input cannot be read")]
     Read(#[source] std::io::Error),
 }
-
-/// An error and what caused it, on one line of a log.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        line.push_str(": ");
-        line.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    line
-}

@@ -28,6 +28,7 @@ pub use ledger::{Change, ROWS_MAX};
 pub use row::{Filter, NewIntent, Outcome, Row, Standing, Tiers, word};
 pub use session::{Run, SESSIONS_MAX, Session};
 
+pub(crate) use crate::telemetry::error_chain;
 use database::{Database, Kind};
 
 /// What a PostgreSQL server may take for one operation, waiting for others' writes included. SQLite
@@ -140,12 +141,6 @@ impl Error {
 
 /// What SQLite and PostgreSQL call it.
 const DISK_FULL: &[&str] = &["13", "53100"];
-
-/// An error and its causes in one line.
-pub(crate) fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
 
 /// Tells the time, in UTC.
 pub type Clock = fn() -> Timestamp;

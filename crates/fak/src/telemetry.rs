@@ -38,6 +38,21 @@ fn read(filter: Option<&str>) -> (EnvFilter, Option<String>) {
     }
 }
 
+/// An error with what caused it, in one line. What an error tells of its cause itself is not told
+/// again: some libraries' do.
+#[must_use]
+pub fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut told = error.to_string();
+    for cause in std::iter::successors(error.source(), |cause| cause.source()) {
+        let cause = cause.to_string();
+        if !told.contains(&cause) {
+            told.push_str(": ");
+            told.push_str(&cause);
+        }
+    }
+    told
+}
+
 /// All metrics of a registry as Prometheus text.
 ///
 /// # Errors
@@ -49,6 +64,23 @@ pub fn text(registry: &Registry) -> prometheus::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0}")]
+    struct Told(&'static str, #[source] Option<Box<Told>>);
+
+    #[test]
+    fn a_cause_is_told_once_whether_or_not_the_error_tells_it_itself() {
+        let full = || Some(Box::new(Told("(code: 13) database or disk is full", None)));
+        let database = |text| Told("the database failed", Some(Box::new(Told(text, full()))));
+        assert_eq!(
+            error_chain(&database("error returned from database")),
+            "the database failed: error returned from database: (code: 13) database or disk is full"
+        );
+        let repeats = "error returned from database: (code: 13) database or disk is full";
+        let told = error_chain(&database(repeats));
+        assert_eq!(told, format!("the database failed: {repeats}"));
+    }
 
     #[test]
     fn a_filter_that_cannot_be_read_is_told_and_an_empty_one_is_none() {

@@ -210,7 +210,7 @@ impl<W: Write> Run<W> {
 #[expect(clippy::unnecessary_wraps, reason = "a call that failed does not end the run")]
 fn failed(report: &mut report::Call, error: &anyhow::Error) -> anyhow::Result<()> {
     report.status = Status::Error;
-    report.error = Some(format!("{error:#}"));
+    report.error = Some(crate::telemetry::error_chain(error.as_ref()));
     Ok(())
 }
 

@@ -11,9 +11,10 @@ use http::StatusCode;
 use serde_json::Value;
 
 use super::client::{Outgoing, Response};
-use super::control::{body, chain};
+use super::control::body;
 use super::endpoints::{Control, Data};
 use super::{Engine, Error, Model, Models};
+use crate::telemetry::error_chain;
 
 /// Most models, event sources and connectors that are taken from an engine.
 const LIST_MAX: usize = 1024;
@@ -169,7 +170,7 @@ impl Engine {
                 Some(value) => Learnt::Told { value, by },
                 None => Learnt::unknown(format!("{by} does not tell")),
             },
-            Err(error) => Learnt::unknown(chain(error)),
+            Err(error) => Learnt::unknown(error_chain(error)),
         };
         Capabilities {
             version: version.read(|body| Some(body.get("version")?.as_str()?.to_owned())),
@@ -241,7 +242,7 @@ impl Look {
             Ok(response) => {
                 Learnt::unknown(format!("{path} answered {}", response.status.as_u16()))
             }
-            Err(error) => Learnt::unknown(format!("{path}: {}", chain(error))),
+            Err(error) => Learnt::unknown(format!("{path}: {}", error_chain(error))),
         }
     }
 }

@@ -18,10 +18,10 @@ use http::header::CONTENT_TYPE;
 use tokio::time::Instant;
 
 use super::client::{Body, Outgoing};
-use super::control::chain;
 use super::endpoints::Data;
 use super::identity::{Identity, Stamp};
 use super::{Engine, Error};
+use crate::telemetry::error_chain;
 
 /// Largest event of a stream, in bytes. One with the log probabilities of many tokens has a few
 /// hundred kilobytes.
@@ -144,7 +144,7 @@ impl fmt::Display for TurnEnd {
             }
             Self::Stream(StreamEnd::Failed(None)) => f.write_str("the engine failed"),
             Self::Stream(StreamEnd::Cut) => f.write_str("the stream ended without its end marker"),
-            Self::Transport(error) => f.write_str(&chain(error)),
+            Self::Transport(error) => f.write_str(&error_chain(error)),
             Self::Unreadable { reason } => write!(f, "the stream cannot be read: {reason}"),
         }
     }

@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::client::{Error, Outgoing, Response};
 use super::endpoints::Control;
 use super::{Engine, NotAllowed, ScrapeError};
+use crate::telemetry::error_chain;
 
 /// Longest answer that is kept as text where it is no JSON, in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
@@ -178,7 +179,7 @@ impl Engine {
         let sleep_state = match &scraped {
             Ok(snapshot) => sleep_state(snapshot),
             Err(ScrapeError::Http(error)) => unseen(error),
-            Err(error) => Seen::Failed { detail: chain(error) },
+            Err(error) => Seen::Failed { detail: error_chain(error) },
         };
         (Observation { is_paused, is_sleeping, sleep_state }, scraped)
     }
@@ -231,16 +232,16 @@ fn answer(result: Result<Response, Error>) -> Answer {
             Answer::TimedOut { after_ms: u64::try_from(after.as_millis()).unwrap_or(u64::MAX) }
         }
         Err(error @ Error::Unreachable(_)) => {
-            Answer::NotSent(NotSent::Unreachable { detail: chain(&error) })
+            Answer::NotSent(NotSent::Unreachable { detail: error_chain(&error) })
         }
         Err(error @ (Error::Cut(_) | Error::TooLarge { .. })) => {
-            Answer::Cut { detail: chain(&error) }
+            Answer::Cut { detail: error_chain(&error) }
         }
     }
 }
 
 fn unseen<T>(error: &Error) -> Seen<T> {
-    let detail = chain(error);
+    let detail = error_chain(error);
     match error {
         Error::Unreachable(_) => Seen::Unreachable { detail },
         _ => Seen::Failed { detail },
@@ -272,16 +273,4 @@ pub(super) fn body(bytes: &[u8]) -> Value {
         let kept = &bytes[..bytes.len().min(TEXT_BYTES_MAX)];
         Value::String(String::from_utf8_lossy(kept).into_owned())
     })
-}
-
-/// An error with all its causes on one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

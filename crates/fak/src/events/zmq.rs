@@ -24,7 +24,8 @@ use tokio::time::Sleep;
 
 use super::endpoint::Endpoint;
 use super::zmtp::{self, Connection, Role};
-use super::{Bad, Item, Lost, chain};
+use super::{Bad, Item, Lost};
+use crate::telemetry::error_chain;
 
 /// What to subscribe to, and with what patience.
 #[derive(Clone, Debug)]
@@ -156,19 +157,19 @@ impl Subscription {
 
     fn on_failure(&mut self, error: &zmtp::Error) {
         self.failed = self.failed.saturating_add(1);
-        let endpoint = &self.options.endpoint;
+        let (endpoint, error) = (&self.options.endpoint, error_chain(error));
         if self.failed == 1 {
-            tracing::warn!(%endpoint, error = chain(error), "events cannot connect, still trying");
+            tracing::warn!(%endpoint, error, "events cannot connect, still trying");
         } else {
             let failed = self.failed;
-            tracing::debug!(%endpoint, error = chain(error), failed, "events cannot connect");
+            tracing::debug!(%endpoint, error, failed, "events cannot connect");
         }
         self.pause();
     }
 
     fn on_loss(&mut self, why: Lost) -> Item {
         let endpoint = &self.options.endpoint;
-        tracing::warn!(%endpoint, epoch = self.epoch, error = chain(&why), "events lost");
+        tracing::warn!(%endpoint, epoch = self.epoch, error = error_chain(&why), "events lost");
         self.pause();
         Item::Disconnected { why }
     }
