@@ -97,6 +97,10 @@ impl<T: Target> Bridge<T> {
 
     /// Level 2 discards the weights: awake is not enough.
     async fn waits_for_its_weights(&mut self, scene: &str, session: &str) -> anyhow::Result<()> {
+        let early = self.act(session, "wake", json!({"weights": "same"})).await?;
+        let holds = early.status == 409 && early.row["reason"] == "weights_asleep";
+        let what = "nobody loads weights into memory that is asleep, not even the same";
+        self.checks.that(scene, what, holds, &format!("{} {}", early.status, early.body))?;
         let woken = self.act(session, "wake", json!({})).await?;
         let row = json!({"action": "wake", "phase": "waking", "kv": "unknown", "serving": false,
             "reason": "weights_not_proven"});
@@ -106,9 +110,10 @@ impl<T: Target> Bridge<T> {
         self.checks.that(scene, "and is no success", woken.status == 409, &seen)?;
         self.shows(scene, "waking").await?;
         self.turns_others_away(scene, &ask_for("+8", None)?).await?;
+        self.reload_weights().await?;
         let woken = self.act(session, "wake", json!({"weights": "same"})).await?;
         let row = json!({"action": "wake", "phase": "serving", "serving": true});
-        self.row(scene, "a wake with proof serves", &woken.row, &row)?;
+        self.row(scene, "once their owner has loaded them again, it serves", &woken.row, &row)?;
         let kv = &woken.row["kv"];
         let holds = *kv == "forgotten" || *kv == "unknown";
         self.checks.that(scene, "and calls nothing preserved", holds, &woken.row.to_string())

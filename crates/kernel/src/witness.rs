@@ -126,7 +126,7 @@ impl FromIterator<Part> for Parts {
 vocabulary! {
     /// What the caller can prove about the weights after a wake, against those before the sleep.
     Weights {
-        /// Proven the same, or loaded again and verified.
+        /// Those from before the sleep; where it dropped them, their owner has loaded them again.
         Same = "same",
         /// Others than before the sleep, and their owner has loaded them already.
         Loaded = "loaded",
@@ -134,6 +134,14 @@ vocabulary! {
         Changed = "changed",
         /// Nothing. After level 1 that means the same ones: they stayed in host memory.
         Unproven = "unproven",
+    }
+}
+
+impl Weights {
+    /// Whether the caller says that the engine has them: once its memory is awake, nothing is left
+    /// to load.
+    const fn are_there(self) -> bool {
+        matches!(self, Self::Same | Self::Loaded)
     }
 }
 

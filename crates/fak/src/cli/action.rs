@@ -194,7 +194,7 @@ pub enum Tag {
 /// What is known of the weights after a wake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Weights {
-    /// They are those from before.
+    /// They are those from before; where a sleep of level 2 dropped them, loaded again.
     Same,
     /// They are others, and their owner has loaded them.
     Loaded,

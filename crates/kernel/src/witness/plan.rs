@@ -187,7 +187,8 @@ fn refusal(mv: Move, caps: &Capabilities, now: &Standing) -> Option<Refusal> {
             _ if now.phase == Phase::Waking && is_awake(tags, weights, now.awake) => {
                 Some(Refusal::AlreadyAwake)
             }
-            _ if weights == Weights::Loaded && !now.weights_proven && !now.has_weights() => {
+            // Nobody loads into memory that is asleep, neither others nor the same ones again.
+            _ if weights.are_there() && !now.weights_proven && !now.has_weights() => {
                 Some(Refusal::WeightsAsleep)
             }
             _ => None,
@@ -266,7 +267,7 @@ fn calls(mv: Move, caps: &Capabilities, now: &Standing) -> Vec<Call> {
 /// what it has already (0.32.0, source).
 fn tags_to_send(tags: Parts, now: &Standing) -> Parts {
     let is_whole = tags.is_empty() || tags == Parts::ALL;
-    if now.awake == Parts::ALL || is_whole && now.awake.is_empty() {
+    if is_whole && now.awake.is_empty() {
         Parts::NONE
     } else if is_whole {
         Parts::MEMORY.without(now.awake)

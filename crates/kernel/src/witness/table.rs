@@ -172,6 +172,7 @@ const CLEAR: Move = Move::Pause { mode: Mode::Keep, clear: true, keep_tier: fals
 const CLEAR_GPU: Move = Move::Pause { mode: Mode::Keep, clear: true, keep_tier: true };
 const WAKE: Move = Move::Wake { tags: Parts::NONE, weights: Weights::Unproven };
 const WAKE_PART: Move = Move::Wake { tags: Parts::of(Part::Weights), weights: Weights::Unproven };
+const WAKE_SAME: Move = Move::Wake { tags: Parts::NONE, weights: Weights::Same };
 const WAKE_LOADED: Move = Move::Wake { tags: Parts::NONE, weights: Weights::Loaded };
 const WAKE_CHANGED: Move = Move::Wake { tags: Parts::NONE, weights: Weights::Changed };
 const RESET: Move = Move::Reset { external: false, running: false };
@@ -298,6 +299,7 @@ fn refused() -> Vec<Spec> {
         Spec::new("awake already", WAKE).from(&[SERVING]),
         Spec::new("only paused", WAKE).from(&[PAUSED]),
         Spec::new("weights loaded, and their memory asleep", WAKE_LOADED).from(&[NO_WEIGHTS]),
+        Spec::new("same weights, dropped, and their memory asleep", WAKE_SAME).from(&[NO_WEIGHTS]),
         Spec::new("state not known", PAUSE).from(&[Standing::UNOBSERVED]),
     ]
     .into()

@@ -41,8 +41,11 @@ async fn fak_loads_other_weights_where_it_may_before_the_kv_memory_wakes() {
 async fn where_it_may_not_the_worker_waits_with_its_weights_memory_awake_for_their_owner() {
     let rig = Rig::start().await;
     rig.act(sleep(Level::Two)).await;
-    let row = rig.act(wake(Weights::Loaded)).await;
-    assert_eq!((row.evidence.as_str(), &*row.reason), ("not_sent", "weights_asleep"));
+    for nobody_loaded in [Weights::Loaded, Weights::Same] {
+        let row = rig.act(wake(nobody_loaded)).await;
+        assert_eq!((row.evidence.as_str(), &*row.reason), ("not_sent", "weights_asleep"));
+        assert_eq!(row.phase, Phase::Sleeping, "{nobody_loaded:?}");
+    }
     for weights in [Weights::Changed, Weights::Unproven] {
         let row = rig.act(wake(weights)).await;
         assert_eq!((row.phase, &*row.reason), (Phase::Waking, "weights_not_proven"), "{row:?}");

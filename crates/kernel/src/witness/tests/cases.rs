@@ -110,6 +110,31 @@ fn weights_that_their_owner_loaded_are_believed_only_where_memory_was_awake_to_t
 }
 
 #[test]
+fn dropped_weights_are_the_same_again_only_where_memory_was_awake_to_take_them() {
+    let same = |tags| Move::Wake { tags, weights: Weights::Same };
+    let part = Parts::of(Part::Weights);
+    let mut worker = Worker::serving(READY);
+    worker.take(sleep(Level::Two, false), Answer::Ok, SLEEPS_2);
+    for tags in [Parts::NONE, Parts::MEMORY, part] {
+        assert_eq!(worker.refusal(same(tags)), Some(Refusal::WeightsAsleep), "{tags:?}");
+    }
+    // Nor does the silence of the engine, or a sleep that fak did not see, bring them back.
+    let mut lost = Worker { ..worker };
+    lost.see(Move::Lost, Answer::Unrecorded, Observed::Nothing);
+    assert_eq!(lost.refusal(same(Parts::NONE)), Some(Refusal::WeightsAsleep));
+    let mut others = Worker::serving(READY);
+    others.take(Move::Drift, Answer::Unrecorded, SLEEPS_2);
+    assert_eq!(others.refusal(same(Parts::NONE)), Some(Refusal::WeightsAsleep));
+    // Their owner can have loaded them; what the tiers hold may be of others all the same.
+    worker.take(Move::Wake { tags: part, weights: Weights::Unproven }, Answer::Ok, SLEEPS_2);
+    let reset = "/reset_prefix_cache?reset_external=true";
+    assert_eq!(worker.calls(same(Parts::NONE)), ["/wake_up?tags=kv_cache", reset]);
+    let mut worker = Worker::serving(READY);
+    worker.take(sleep(Level::One, false), Answer::Ok, SLEEPS_1);
+    assert_eq!(worker.calls(same(Parts::NONE)), ["/wake_up"], "they never left");
+}
+
+#[test]
 fn weights_are_proven_only_in_memory_that_can_hold_them() {
     // A version that moves while the engine sleeps loads nothing into it.
     let mut worker = Worker::serving(READY);

@@ -273,7 +273,16 @@ impl Walk {
             Weights::Unproven,
             Weights::Changed,
         ]);
-        let weights = if self.engine.untold { Weights::Loaded } else { weights };
+        // Said of weights that are there, and of dropped ones that nobody can have loaded.
+        let is_same =
+            self.engine.weights.is_some() || !self.engine.awake.covers(Parts::of(Part::Weights));
+        let weights = if self.engine.untold {
+            Weights::Loaded
+        } else if is_same && self.random.one_in(3) {
+            Weights::Same
+        } else {
+            weights
+        };
         let wake = Move::Wake { tags, weights };
         match self.worker.now.phase {
             Phase::Sleeping | Phase::Waking | Phase::Error if !self.random.one_in(4) => wake,
