@@ -211,6 +211,37 @@ def test_a_worker_that_is_lost_is_told_and_refuses(connect: Connect) -> None:
         assert (row.reason, row.evidence, row.serving) == ("state_unknown", "not_sent", False)
 
 
+def test_what_waits_for_requests_is_shown_and_can_be_cancelled(
+    fak: Client, fleet: process.Gateway
+) -> None:
+    with pytest.raises(Refused, match="nothing is done to worker `sim-0`"):
+        fak.cancel(worker="sim-0")
+    fak.sleep(worker="sim-1", level=1)  # so that the request goes to the other
+    # It runs until somebody reads on, or stops it.
+    body = {"model": "sim", "prompt": "p", "max_tokens": 100_000, "stream": True}
+    with httpx.stream("POST", f"{fleet.url}/v1/completions", json=body, timeout=60) as told:
+        next(told.iter_lines())
+        refused: list[Refused] = []
+
+        def sleep() -> None:
+            with pytest.raises(Refused) as cancelled:
+                fak.sleep(worker="sim-0", level=1, drain_ms=600_000, holder="night")
+            refused.append(cancelled.value)
+
+        asked = threading.Thread(target=sleep)
+        asked.start()
+        while (busy := fak.worker("sim-0").busy) is None or busy.stage != "drains":
+            pass
+        assert (busy.action, busy.level, busy.holder, busy.waits_for) == ("sleep", 1, "night", 1)
+        assert "fak worker cancel sim-0" in (fak.worker("sim-0").why or "")
+        row = fak.cancel(worker="sim-0")
+        asked.join()
+    assert (row.action, row.evidence, row.reason) == ("sleep", "not_sent", "cancelled")
+    assert [refusal.row for refusal in refused] == [row]
+    worker = fak.worker("sim-0")
+    assert (worker.serving, worker.busy, worker.why) == (True, None, None)
+
+
 def test_nobody_there_is_told_from_an_answer_that_was_cut(connect: Connect) -> None:
     with process.gateway(sims=1) as gateway:
         client = connect(gateway.url)

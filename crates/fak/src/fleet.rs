@@ -3,8 +3,10 @@
 //! Invariant: a worker's state has one writer, its owner in `lifecycle`; and a request enters a
 //! worker only through its [`Door`], so that whoever shut the door knows when nobody is inside.
 
+mod busy;
 mod credit;
 mod door;
+mod why;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +19,7 @@ use fak_wire::metrics::Snapshot as Metrics;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+pub use busy::{Busy, Stage, busy_with};
 pub use credit::{Credit, Outcome, Withheld};
 pub use door::{Door, Inside};
 
@@ -67,6 +70,8 @@ pub struct State {
     pub weights_epoch: Option<u64>,
     /// Who holds it: then it takes no requests, however awake its engine is.
     pub held_by: Option<Arc<str>>,
+    /// What is being done to it now.
+    pub busy: Option<Busy>,
     /// Its ranks in the index, as far as they may be asked: none while it recovers.
     pub ranks: Arc<[Rank]>,
     /// How far the event streams of all its ranks are.
@@ -270,6 +275,7 @@ impl State {
             weight_version: None,
             weights_epoch: None,
             held_by: None,
+            busy: None,
             ranks: Arc::default(),
             streams: Arc::default(),
             has_silent_ranks: false,
@@ -293,6 +299,13 @@ impl State {
     /// Whether requests may be sent to it.
     #[must_use]
     pub fn is_serving(&self) -> bool {
+        self.keeps_requests() && !self.is_kept()
+    }
+
+    /// Whether those that were sent to it may stay: an action that waits for them shuts the others
+    /// out alone.
+    #[must_use]
+    pub fn keeps_requests(&self) -> bool {
         let is_free = self.held_by.is_none() && self.identity.may_serve();
         let is_well = self.is_reachable && self.is_progressing && !self.is_unclear;
         self.standing.phase == Phase::Serving && is_well && is_free
@@ -323,6 +336,12 @@ impl State {
         let why: Vec<_> =
             self.life_untold().map(str::to_owned).into_iter().chain(unreplayed).collect();
         (!why.is_empty()).then(|| why.join("; "))
+    }
+
+    /// Whether somebody keeps it from serving, however well it is.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.held_by.is_some() || self.busy.as_ref().is_some_and(Busy::shuts_door)
     }
 
     /// The weights that it computes with.

@@ -51,6 +51,7 @@ pub use audit::Auditor;
 pub use body::Body;
 pub use error::{Problem, Side};
 pub use keys::Key;
+pub use models::Nearest;
 pub use relay::Cutoff;
 pub use salts::WeightsSalt;
 pub use serve::{Ends, ServeConfig, listen, serve};

@@ -7,6 +7,8 @@
 
 mod act;
 mod canary;
+mod commands;
+mod drain;
 mod effect;
 mod found;
 mod hold;
@@ -53,6 +55,7 @@ pub use translate::parts;
 use twins::Twins;
 
 use crate::events::stream::Handle;
+use crate::fleet;
 use crate::store::{self, Row};
 
 /// How long requests in flight may take to end, where nobody says.
@@ -101,6 +104,25 @@ pub enum Error {
     /// fak is stopping.
     #[error("the worker's owner has stopped")]
     Stopped,
+    /// Nothing that is done to the worker waits for requests: a call that has left is not taken
+    /// back.
+    #[error(
+        "nothing is done to worker `{worker}` that could be cancelled{}",
+        beside(.busy.as_ref())
+    )]
+    NothingToCancel {
+        /// Which worker.
+        worker: String,
+        /// What is done to it, in words.
+        busy: Option<String>,
+    },
+    /// It is cancelled, and its row waits for the database.
+    #[error("it is cancelled, and the ledger cannot be written: its row waits")]
+    Unwritten,
+}
+
+fn beside(busy: Option<&String>) -> String {
+    busy.map(|busy| format!(": its engine is called for {busy}")).unwrap_or_default()
 }
 
 enum Command {
@@ -119,6 +141,10 @@ enum Command {
     Ranks {
         done: oneshot::Sender<Vec<Handle>>,
     },
+    /// What waits for requests to end is not to be done.
+    Cancel {
+        done: oneshot::Sender<Cancelled>,
+    },
     /// Somebody was let down by the worker: look at it now.
     Look {
         done: oneshot::Sender<()>,
@@ -133,6 +159,16 @@ enum Command {
         claimed: u32,
         cached: u64,
     },
+}
+
+/// What came of a cancel.
+enum Cancelled {
+    /// The row of what is not done.
+    Row(Box<Row>),
+    /// The same, and the database does not take it.
+    Unwritten,
+    /// Nothing waited.
+    Nothing,
 }
 
 /// The line to one owner.
@@ -236,6 +272,30 @@ impl Lifecycle {
             held_by: line.ledger.held_by(),
             rows: vec![row],
         })
+    }
+
+    /// Cancels the action that waits for requests of `worker` to end, and answers with its row once
+    /// the door is open again. What was sent to the engine is not taken back.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn cancel(&self, worker: &str) -> Result<Row, Error> {
+        let line = self.line(worker)?;
+        let busy = line.ledger.busy();
+        let nothing = |busy: Option<fleet::Busy>| {
+            let busy = busy.map(|busy| fleet::busy_with(&busy.json(0), worker));
+            Error::NothingToCancel { worker: worker.to_owned(), busy }
+        };
+        if !busy.as_ref().is_some_and(fleet::Busy::is_draining) {
+            return Err(nothing(busy));
+        }
+        let (done, cancelled) = oneshot::channel();
+        line.commands.send(Command::Cancel { done }).await.map_err(|_| Error::Stopped)?;
+        match cancelled.await.map_err(|_| Error::Stopped)? {
+            Cancelled::Row(row) => Ok(*row),
+            Cancelled::Unwritten => Err(Error::Unwritten),
+            Cancelled::Nothing => Err(nothing(line.ledger.busy())),
+        }
     }
 
     /// Has the owner look at its worker now, and waits until it has.

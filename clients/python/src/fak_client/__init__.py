@@ -19,6 +19,7 @@ from .errors import (
 )
 from .model import (
     Begun,
+    Busy,
     Ended,
     Event,
     Hold,
@@ -35,6 +36,7 @@ __all__ = [
     "BadAnswer",
     "BadRequest",
     "Begun",
+    "Busy",
     "Client",
     "Ended",
     "Event",

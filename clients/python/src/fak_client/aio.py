@@ -244,6 +244,13 @@ class AsyncClient:
         target = Target(None, session, force, holder)
         return await self.run(calls.quarantine(target, flush=flush, isolate=isolate))
 
+    async def cancel(self, *, worker: str) -> WitnessRow:
+        """Ends an action that waits for requests to end: nothing of it is done.
+
+        The row is of that action. Raises `Refused` where nothing waits.
+        """
+        return await self.run(calls.cancel(worker))
+
 
 @contextmanager
 def _told(http: httpx.AsyncClient) -> Iterator[None]:

@@ -248,6 +248,11 @@ def quarantine(target: Target, *, flush: bool, isolate: bool) -> Call[WitnessRow
     return target.call("quarantine", _given(flush=flush, isolate=isolate))
 
 
+def cancel(worker: str) -> Call[WitnessRow]:
+    """Ends what waits for requests to end; the row is of that action."""
+    return Call("POST", f"/fak/v1/workers/{segment(worker)}/cancel", _one(WitnessRow), acts=True)
+
+
 def _drain(drain_ms: int | None) -> dict[str, Json]:
     # 0 is a drain as well: none.
     return {} if drain_ms is None else {"drain_ms": drain_ms}

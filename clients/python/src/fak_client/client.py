@@ -242,6 +242,13 @@ class Client:
         target = Target(None, session, force, holder)
         return self.run(calls.quarantine(target, flush=flush, isolate=isolate))
 
+    def cancel(self, *, worker: str) -> WitnessRow:
+        """Ends an action that waits for requests to end: nothing of it is done.
+
+        The row is of that action. Raises `Refused` where nothing waits.
+        """
+        return self.run(calls.cancel(worker))
+
 
 @contextmanager
 def _told(http: httpx.Client) -> Iterator[None]:

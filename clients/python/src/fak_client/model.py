@@ -13,10 +13,12 @@ from .words import (
     Canary,
     Disposition,
     Evidence,
+    Level,
     Outcome,
     Phase,
     Rest,
     Run,
+    Stage,
     State,
     Tier,
     Trust,
@@ -41,6 +43,24 @@ class Stream:
     last_seq: int | None
     #: Whether its engine looks prompts up while no event of it is heard.
     blind: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Busy:
+    """An action that is under way on a worker."""
+
+    action: Action
+    level: Level | None = None
+    since: str
+    #: For whom.
+    holder: str | None = None
+    session: str | None = None
+    #: One that drains waits for requests to end, and can be cancelled.
+    stage: Stage
+    #: Requests that are inside.
+    waits_for: int | None = None
+    #: How long it waits for them from now on, at most.
+    waits_ms_max: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +91,10 @@ class Worker:
     cached_tokens: int
     #: Whose rollout holds it.
     held_by: str | None = None
+    #: What is being done to it.
+    busy: Busy | None = None
+    #: What keeps requests out beside the phase, and what would help.
+    why: str | None = None
     #: What its KV is computed with, as far as the engine tells.
     kv_identity: Mapping[str, str] | None = None
 

@@ -29,6 +29,8 @@ Action: TypeAlias = Literal[
 Trust: TypeAlias = Literal["exact", "degraded", "load-only"]
 #: The same of a worker; ambiguous where several engines answer at its address.
 State: TypeAlias = Literal["exact", "degraded", "load-only", "ambiguous"]
+#: How far an action is that is under way.
+Stage: TypeAlias = Literal["begins", "drains", "runs"]
 Run: TypeAlias = Literal["active", "dormant"]
 Rest: TypeAlias = Literal["pause", "sleep"]
 

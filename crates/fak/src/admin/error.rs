@@ -119,6 +119,12 @@ impl From<lifecycle::Error> for Error {
             lifecycle::Error::Stopped => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", "fak is stopping")
             }
+            error @ lifecycle::Error::NothingToCancel { .. } => {
+                Self::new(StatusCode::CONFLICT, "refused", error.to_string())
+            }
+            error @ lifecycle::Error::Unwritten => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_failed", error.to_string())
+            }
         }
     }
 }

@@ -35,6 +35,7 @@ pub(super) async fn ready(State(state): State<AdminState>) -> Response {
     let body = json!({
         "ready": is_ready, "models": serving, "reasons": reasons, "ledger": ledger,
         "warnings": warnings,
+        "resting": resting(&fleet),
         "event_streams": faults(&fleet),
     });
     (status, Json(body)).into_response()
@@ -44,6 +45,12 @@ pub(super) async fn ready(State(state): State<AdminState>) -> Response {
 fn warnings(fleet: &Snapshot) -> Vec<String> {
     let of = |view: &View| Some(format!("{}: {}", view.worker.id, view.state.identity.why()?));
     fleet.workers.iter().filter_map(of).collect()
+}
+
+/// The workers that take no requests, whether another serves their models or not: each with why,
+/// and what would help.
+fn resting(fleet: &Snapshot) -> Vec<String> {
+    fleet.workers.iter().filter(|view| !view.state.is_serving()).map(say).collect()
 }
 
 /// Each model, and how many workers serve it now.
@@ -87,11 +94,13 @@ fn reasons(fleet: &Snapshot, serving: &BTreeMap<&str, usize>) -> Vec<String> {
 }
 
 fn say(view: &View) -> String {
-    let state = &view.state;
     let id = &view.worker.id;
-    match (state.is_reachable, state.is_progressing) {
-        (false, _) => format!("{id} gives no answer at {}", super::workers::url(view)),
-        (true, false) => format!("{id} is stuck"),
-        (true, true) => format!("{id} is {}", state.phase().as_str()),
+    let is = match view.state.is_reachable {
+        true => format!("{id} is {}", view.state.phase().as_str()),
+        false => format!("{id} gives no answer at {}", super::workers::url(view)),
+    };
+    match view.why() {
+        Some(why) => format!("{is}: {why}"),
+        None => is,
     }
 }

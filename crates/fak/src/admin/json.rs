@@ -40,6 +40,14 @@ pub struct Worker {
     /// Who holds it: then it takes no requests, and others' actions are refused.
     #[serde(default)]
     pub held_by: Option<String>,
+    /// What is being done to it: `action`, `level`, `since`, `holder`, `session`, and its `stage`:
+    /// `begins`, `drains` (it waits for `waits_for` requests to end, for `waits_ms_max` at most,
+    /// and can be cancelled) or `runs`; null where nothing is.
+    #[serde(default)]
+    pub busy: Option<Value>,
+    /// What keeps requests out beside the phase, and what would help; null where it serves.
+    #[serde(default)]
+    pub why: Option<String>,
     /// The last row on it.
     pub last_witness: Option<u64>,
     /// Why nothing is claimed of it for a while: too many claims were not borne out.

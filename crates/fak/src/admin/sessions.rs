@@ -96,7 +96,8 @@ fn not_in_the_way(state: &AdminState, worker: &str, id: &str) -> Result<(), Erro
         return Ok(());
     }
     let message = format!(
-        "{} other sessions are active on {worker}; force acts on all of them",
+        "{} other sessions are active on {worker}, as each is for a while after its last request: \
+         force (--force) acts on all of them; or act on the worker itself (fak worker)",
         others.len()
     );
     let named: Vec<_> = others.iter().take(NAMED_MAX).map(|id| &**id).collect();

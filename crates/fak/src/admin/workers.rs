@@ -15,13 +15,16 @@ use http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use super::error::Error;
-use super::options::{self, Verb};
+use super::options::{self, Fields, Verb, no_query_of};
 use super::{AdminState, json, refusal};
 use crate::engine::Data;
 use crate::fleet::{self, View};
 use crate::lifecycle::Ending;
 use crate::sessions::Load;
 use crate::store::Row;
+
+/// Ends what waits for requests to end. It is no action, and the row is of the one that it ends.
+const CANCEL: &str = "cancel";
 
 pub(super) async fn list(State(state): State<AdminState>) -> Json<Vec<json::Worker>> {
     let loads = state.sessions.by_worker();
@@ -44,6 +47,11 @@ pub(super) async fn act(
     RawQuery(query): RawQuery,
     body: Bytes,
 ) -> Result<Json<Row>, Error> {
+    if action == CANCEL {
+        no_query_of(CANCEL, query.as_deref(), &[])?;
+        Fields::read(CANCEL, &body, &[])?;
+        return Ok(Json(state.lifecycle.cancel(&id).await?));
+    }
     let verb = Verb::parse(&action)?;
     if verb == Verb::Quarantine {
         return Err(Error::new(
@@ -99,6 +107,8 @@ fn describe(state: &AdminState, view: &View, loads: &HashMap<Arc<str>, Load>) ->
         in_flight: worker.door.in_flight() as u64,
         weight_version: owned(&now.weight_version),
         held_by: owned(&now.held_by),
+        busy: now.busy.as_ref().map(|busy| busy.json(worker.door.in_flight())),
+        why: view.why(),
         last_witness: now.last_witness,
         claims_withheld: claims_withheld(state, &worker.id),
         claims_lapse: now.rests_on_markers(),

@@ -32,6 +32,13 @@ enum WorkerCommand {
     },
     #[command(flatten)]
     Act(Action<Held>),
+    /// End an action that waits for requests to end: nothing of it is done, and the worker serves
+    /// on. A call that has left is not taken back.
+    Cancel {
+        /// Which.
+        #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
+        id: String,
+    },
 }
 
 /// Runs `fak worker`.
@@ -48,6 +55,10 @@ pub async fn run(args: &WorkerArgs, client: &Client) -> Result<Exit, Error> {
             Ok(Exit::Done)
         }
         WorkerCommand::Act(action) => ask(client, "workers", action.to_request()?, as_json).await,
+        WorkerCommand::Cancel { id } => {
+            let nothing = serde_json::Value::Object(serde_json::Map::new());
+            ask(client, "workers", (id, "cancel", nothing), as_json).await
+        }
     }
 }
 

@@ -170,8 +170,8 @@ impl Shared {
             if serving(job, &snapshot, tried).next().is_some() {
                 return Problem::OtherWeights { retry_after };
             }
-            let phase = models::nearest(&snapshot, job.model.as_deref());
-            Problem::NobodyServes { phase, retry_after }
+            let nearest = models::nearest(&snapshot, job.model.as_deref());
+            Problem::NobodyServes { nearest, retry_after }
         };
         if self.config.hold.requests_max == 0 {
             return Err(nobody());
@@ -415,7 +415,7 @@ impl Shared {
             }
             let snapshot = self.fleet.snapshot();
             let Some(view) = snapshot.workers.get(number) else { continue };
-            if !view.state.is_serving() && self.has_another(job, tried) {
+            if !view.state.keeps_requests() && self.has_another(job, tried) {
                 return None;
             }
             self.suspect(number, &view.worker.id);

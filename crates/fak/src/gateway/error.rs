@@ -7,13 +7,13 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use fak_kernel::Phase;
 use fak_wire::openai::{ErrorBody, ErrorCode, RequestError};
 use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 
 use super::body::Body;
 use super::headers;
+use super::models::Nearest;
 use crate::engine;
 
 /// Whose fault it is.
@@ -75,10 +75,10 @@ pub enum Problem {
     #[error("the model `{0}` does not exist")]
     Model(String),
     /// Workers serve the model, and none of them now.
-    #[error("no worker can serve this now: the one nearest to serving is in phase {phase}")]
+    #[error("no worker can serve this now: the one nearest to serving is {nearest}")]
     NobodyServes {
-        /// The phase of the worker that is nearest to serving.
-        phase: Phase,
+        /// The worker that is nearest to serving.
+        nearest: Nearest,
         /// When to ask again.
         retry_after: Duration,
     },

@@ -4,6 +4,7 @@
 //! and no configuration names is unknown.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use bytes::Bytes;
 use fak_kernel::Phase;
@@ -27,6 +28,7 @@ impl Status {
     fn of(state: &State) -> Self {
         match state.phase() {
             Phase::Serving if state.is_serving() => Self::Ready,
+            Phase::Serving if state.is_kept() => Self::Sleeping,
             Phase::Waking => Self::Waking,
             Phase::Paused | Phase::Sleeping => Self::Sleeping,
             Phase::Serving | Phase::Error => Self::Failed,
@@ -73,17 +75,84 @@ pub(super) fn may_exist(snapshot: &Snapshot, configured: &[String], model: &str)
         || snapshot.workers.iter().any(|v| v.state.models.is_empty() || v.state.has_model(model))
 }
 
-/// The phase of the worker of `model` that is nearest to serving.
-pub(super) fn nearest(snapshot: &Snapshot, model: Option<&str>) -> Phase {
+/// The worker that is nearest to serving a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nearest {
+    /// What it is doing.
+    pub phase: Phase,
+    /// What else keeps requests out, and what would help.
+    pub why: Option<String>,
+}
+
+impl fmt::Display for Nearest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "in phase {}", self.phase)?;
+        self.why.as_ref().map_or(Ok(()), |why| write!(f, ": {why}"))
+    }
+}
+
+/// The worker of `model` that is nearest to serving.
+pub(super) fn nearest(snapshot: &Snapshot, model: Option<&str>) -> Nearest {
     let of_model = snapshot.workers.iter().filter(|view| serves(&view.state, model));
     let best = of_model.max_by_key(|view| Status::of(&view.state));
-    best.map_or(Phase::Error, |view| match view.state.phase() {
-        Phase::Serving if !view.state.is_serving() => Phase::Error,
-        phase => phase,
+    best.map_or(Nearest { phase: Phase::Error, why: None }, |view| {
+        let state = &view.state;
+        // One that would serve and does not is not well, unless somebody keeps it.
+        let is_well = state.is_serving() || state.is_kept();
+        let phase = match state.phase() {
+            Phase::Serving if !is_well => Phase::Error,
+            phase => phase,
+        };
+        Nearest { phase, why: view.why() }
     })
 }
 
 /// Whether a worker is one for `model`; for a request that names none, any is.
 pub(super) fn serves(state: &State, model: Option<&str>) -> bool {
     model.is_none_or(|model| state.has_model(model))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::engine::{Client, Endpoints, Engine, Timeouts};
+    use crate::fleet::{Busy, Door, Fleet, Stage, Worker};
+    use crate::gateway::Problem;
+    use fak_kernel::Action;
+    use fak_kernel::witness::Standing;
+
+    fn told(change: impl FnOnce(&mut State)) -> String {
+        let client = Client::new(None, Timeouts::default()).expect("no key");
+        let endpoints = Endpoints::new("http://gpu-0:8000").expect("a base");
+        let engine = Engine::new(client, endpoints);
+        let fleet = Fleet::new([Worker { id: "w0".into(), engine, door: Door::new() }]);
+        fleet.update("w0", |state| {
+            (state.standing, state.is_reachable) = (Standing::SERVING, true);
+            change(state);
+        });
+        let nearest = nearest(&fleet.snapshot(), None);
+        Problem::NobodyServes { nearest, retry_after: Duration::ZERO }.to_string()
+    }
+
+    #[test]
+    fn a_request_is_told_who_keeps_the_worker_that_is_nearest_to_serving() {
+        let held = told(|state| state.held_by = Some("t7".into()));
+        assert!(held.contains("in phase serving: held by t7 until fak rollout end"), "{held}");
+        let busy = told(|state| {
+            state.busy = Some(Busy {
+                action: Action::Reset,
+                level: None,
+                since: "then".into(),
+                holder: None,
+                session: Some("a-tenants".into()),
+                stage: Stage::Runs,
+            });
+        });
+        assert!(busy.contains("in phase serving: busy with reset since then"), "{busy}");
+        assert!(!busy.contains("a-tenants"), "{busy}");
+        let lost = told(|state| state.is_reachable = false);
+        assert!(lost.ends_with("in phase error"), "{lost}");
+    }
 }

@@ -9,12 +9,11 @@ use std::sync::Arc;
 use fak_index::Index;
 use fak_kernel::rank::Event;
 use fak_kernel::witness::{
-    Answer, Call, Clear, Mode, Move, Observed, Plan, Quarantine, Reason, Refusal, Seen, State,
-    Verdict, judge, plan,
+    Answer, Call, Clear, Move, Observed, Plan, Quarantine, Reason, Refusal, Seen, State, Verdict,
+    judge, plan,
 };
 use fak_kernel::{Disposition, Evidence, Phase, TierSet};
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
 use super::canary::{self, Asks};
 use super::effect::Made;
@@ -50,6 +49,11 @@ impl Refuser {
         self.fleet.snapshot().get(&self.worker)?.state.held_by.clone()
     }
 
+    /// What is done to the worker now.
+    pub(super) fn busy(&self) -> Option<fleet::Busy> {
+        self.fleet.snapshot().get(&self.worker)?.state.busy.clone()
+    }
+
     /// Why nothing may be asked of the worker at all.
     pub(super) fn refusal(&self) -> Option<Refusal> {
         let fleet = self.fleet.snapshot();
@@ -67,10 +71,14 @@ impl Refuser {
         let verdict = judge(request.mv, capabilities, standing, answer, &Observed::Nothing);
         let ranks = view.state.ranks.iter().map(|rank| rank.id);
         let verdict = verdict.believing(believed(&self.index, ranks));
+        let mut asked = translate::refusal_json(why);
+        if let Some(busy) = view.state.busy.as_ref().filter(|_| why == Refusal::Busy) {
+            asked["busy_with"] = busy.json(view.worker.door.in_flight());
+        }
         let intent = NewIntent {
             worker: self.worker.to_string(),
             incarnation: view.state.incarnation.as_deref().map(str::to_owned),
-            asked: translate::refusal_json(why),
+            asked,
             ..new_intent(request.mv, request.session.clone())
         };
         // What holds after it is for the owner to say, who is at work.
@@ -100,6 +108,7 @@ pub(super) struct With<'a> {
 impl Owner {
     /// Does an action, or says why not.
     pub(super) async fn act(&mut self, request: Request) -> Result<Row, Error> {
+        self.show_busy(&request);
         self.is_ending = request.force;
         let row = self.acted(request).await;
         self.is_ending = false;
@@ -113,13 +122,13 @@ impl Owner {
         if self.is_held_from(&request) {
             return self.refuse(&request, Refusal::Held, &look).await;
         }
-        let row = match self.planned(request, &look).await? {
+        let planned = match self.planned(request, &look).await? {
+            Planned::Ready(ready) => self.drained(ready).await?,
+            refused => refused,
+        };
+        let row = match planned {
             Planned::Refused(row) => *row,
-            Planned::Ready { request, calls, intent } => {
-                self.worker.door.shut();
-                if !self.drained(&request).await {
-                    return self.refuse(&request, Refusal::DrainTimeout, &look).await;
-                }
+            Planned::Ready(Ready { request, calls, intent }) => {
                 self.heard_before(intent).await;
                 self.call(&request, &calls, intent, With::default()).await?
             }
@@ -139,6 +148,7 @@ impl Owner {
 
     /// Lets the fleet see what came of an action; the door opens where the worker serves.
     pub(super) async fn show(&mut self) {
+        self.state.busy = None;
         if self.state.is_serving() {
             self.settle().await;
         }
@@ -162,7 +172,7 @@ impl Owner {
             }
             Plan::Send { calls, demote, clear } => {
                 let intent = Event::Intent { tiers: demote, clear };
-                Ok(Planned::Ready { request, calls, intent })
+                Ok(Planned::Ready(Ready { request, calls, intent }))
             }
         }
     }
@@ -173,21 +183,6 @@ impl Owner {
         let own = |holder: &str| request.holder.as_deref() == Some(holder);
         let is_others = self.hold.as_ref().is_some_and(|hold| !own(&hold.holder));
         is_others && !request.force && request.mv != Move::Quarantine(Quarantine::Isolate)
-    }
-
-    /// Waits for requests in flight where the action's mode lets them end, or where it is about the
-    /// cache that they were promised; false if they did not in time. A reset that preempts them
-    /// does not wait: that is what it is for.
-    pub(super) async fn drained(&self, request: &Request) -> bool {
-        match request.mv {
-            Move::Pause { mode: Mode::Wait, .. }
-            | Move::Sleep { mode: Mode::Wait, .. }
-            | Move::Reset { running: false, .. }
-            | Move::Quarantine(Quarantine::Flush) => {
-                timeout(request.drain, self.worker.door.empty()).await.is_ok()
-            }
-            _ => true,
-        }
     }
 
     pub(super) async fn refuse(
@@ -226,6 +221,9 @@ impl Owner {
             (Refusal::KeepNotProven, _) => {
                 told["connectors"] = json!(self.connectors);
                 told["argument_declared"] = json!(self.state.capabilities.keep_argument);
+            }
+            (Refusal::DrainTimeout | Refusal::Cancelled, _) => {
+                told["in_flight"] = json!(self.worker.door.in_flight());
             }
             _ => {}
         }
@@ -436,14 +434,17 @@ pub(super) enum Planned {
     /// Nothing is sent.
     Refused(Box<Row>),
     /// This is.
-    Ready {
-        /// The request, which may have given up a tier.
-        request: Request,
-        /// The calls.
-        calls: Vec<Call>,
-        /// What goes cold before.
-        intent: Event,
-    },
+    Ready(Ready),
+}
+
+/// What is to be sent.
+pub(super) struct Ready {
+    /// The request, which may have given up a tier.
+    pub(super) request: Request,
+    /// The calls.
+    pub(super) calls: Vec<Call>,
+    /// What goes cold before.
+    pub(super) intent: Event,
 }
 
 /// `asked`, with what the end of a rollout stated that `request` is a part of.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use fak_index::RankId;
@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::Command;
 use super::act::Refuser;
 use super::found::Vanished;
 use super::lives::Lives;
@@ -26,6 +25,7 @@ use super::sources::Followed;
 use super::twins::Twins;
 use super::unwritten::{Backlog, Unwritten};
 use super::version::Versions;
+use super::{Cancelled, Command};
 use super::{proof, weights};
 use crate::engine::{self, KvIdentity};
 use crate::events::blind;
@@ -112,6 +112,8 @@ pub struct Owner {
     pub(super) slept: Option<Level>,
     /// What the streams showed before a pause whose clear was not seen yet.
     pub(super) unseen_clear: Option<proof::Before>,
+    /// Who cancelled what waited, and what to answer once the door is open.
+    pub(super) cancelled: Option<(oneshot::Sender<Cancelled>, Cancelled)>,
     /// Something was noticed of it in fak's life.
     pub(super) has_joined: bool,
     /// Until it has ended, nobody is shown the ranks.
@@ -162,6 +164,7 @@ impl Owner {
             is_ending: false,
             slept: None,
             unseen_clear: None,
+            cancelled: None,
             has_joined: false,
             recovery: Recovery::default(),
             has_inherited: false,
@@ -184,40 +187,9 @@ impl Owner {
             tokio::select! {
                 () = stop.requested() => break,
                 _ = tick.tick() => self.look().await,
-                (rank, news) = self.notes.1.recv() => match news {
-                    notes::News::Note(note) => self.note(rank, note).await,
-                    // Claims are made by what is shown: nobody has to wait for the next look.
-                    notes::News::Trust => self.publish_standing(),
-                },
+                (rank, news) = self.notes.1.recv() => self.hear(rank, news).await,
                 command = self.commands.recv() => match command {
-                    Some(Command::Act { request, done }) => {
-                        self.hold_markers();
-                        let row = self.act(request).await;
-                        self.answer(row, done);
-                    }
-                    Some(Command::Begin { begin, done }) => {
-                        self.hold_markers();
-                        let begun = self.begin(begin).await;
-                        self.answer(begun, done);
-                    }
-                    Some(Command::End { end, done }) => {
-                        self.hold_markers();
-                        let ended = self.end(end).await;
-                        self.answer(ended, done);
-                    }
-                    // Whoever asked may have left.
-                    Some(Command::Ranks { done }) => drop(done.send(self.ranks.clone())),
-                    Some(Command::Late) => self.ranks.iter().for_each(Handle::catch_up),
-                    Some(Command::Missed) => self.tell(Event::CatchUp).await,
-                    Some(Command::Contradicted { rank, claimed, cached }) => {
-                        self.contradicted(rank, claimed, cached).await;
-                    }
-                    Some(Command::Look { done }) => {
-                        self.is_hinted = true;
-                        self.look().await;
-                        // Whoever asked may have left.
-                        let _ = done.send(());
-                    }
+                    Some(command) => self.obey(command).await,
                     None => break,
                 },
             }
@@ -229,14 +201,8 @@ impl Owner {
         }
     }
 
-    fn answer<T>(&self, what: T, done: oneshot::Sender<T>) {
-        self.is_busy.store(false, Ordering::Release);
-        // Whoever asked may have left; the rows are in the ledger.
-        let _ = done.send(what);
-    }
-
     /// One look at the worker, and what follows from it.
-    async fn look(&mut self) {
+    pub(super) async fn look(&mut self) {
         let look = Look::at(&self.worker.engine).await;
         // Where the database is still away, it is tried again with the next look.
         let _ = self.backlog.flush(&self.config.store, &self.worker.id).await;
@@ -357,7 +323,7 @@ impl Owner {
     }
 
     /// What a rank's stream noticed. Its beliefs have followed already.
-    async fn note(&mut self, rank: u32, note: Note) {
+    pub(super) async fn note(&mut self, rank: u32, note: Note) {
         let mv = match note {
             Note::ClearUnexplained { .. } => Move::ClearUnexplained,
             Note::GapNotClosed => Move::Gap,
@@ -379,7 +345,7 @@ impl Owner {
 
     /// The engine took less from its caches than was claimed, and no event says why: events must be
     /// missing that nobody missed.
-    async fn contradicted(&mut self, rank: RankId, claimed: u32, cached: u64) {
+    pub(super) async fn contradicted(&mut self, rank: RankId, claimed: u32, cached: u64) {
         // A rank that is followed no more is believed no more.
         let Some(handle) = self.ranks.iter().find(|handle| handle.id() == rank).cloned() else {
             return;

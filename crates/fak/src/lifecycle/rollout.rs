@@ -15,7 +15,7 @@ use fak_kernel::{Action, Phase};
 use serde_json::{Value, json};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::act::{Check, Planned, With};
+use super::act::{Check, Planned, Ready, With};
 use super::canary::{Asks, Outcome as Canary, Record};
 use super::hold::Before;
 use super::owner::Owner;
@@ -172,6 +172,7 @@ impl End {
 impl Owner {
     /// Puts the worker to sleep for a holder.
     pub(super) async fn begin(&mut self, begin: Begin) -> Result<Begun, Error> {
+        self.show_busy(&begin.request());
         let was_held = self.is_held_by(&begin.holder);
         let begun = self.begun(&begin).await;
         let is_refused = match &begun {
@@ -202,12 +203,12 @@ impl Owner {
                 *row
             }
             Planned::Refused(row) => return Ok(self.not_begun(*row)),
-            Planned::Ready { request, calls, intent } => {
+            Planned::Ready(ready) => {
                 self.take_hold(&begin.holder, &Before::default()).await?;
-                if !self.drained(&request).await {
-                    let row = self.refuse(&request, Refusal::DrainTimeout, &look).await?;
-                    return Ok(self.not_begun(row));
-                }
+                let (request, calls, intent) = match self.drained(ready).await? {
+                    Planned::Refused(row) => return Ok(self.not_begun(*row)),
+                    Planned::Ready(Ready { request, calls, intent }) => (request, calls, intent),
+                };
                 let before = self.before_sleep(begin.canary, request.mv).await;
                 if begin.canary && before.answers.is_none() {
                     let row = self.refuse(&request, Refusal::CanaryNotRecorded, &look).await?;
@@ -284,6 +285,7 @@ impl Owner {
 
     /// Brings the worker back, and lets it go where it is proven to serve.
     pub(super) async fn end(&mut self, end: End) -> Result<Ended, Error> {
+        self.show_busy(&end.request(end.mv()));
         let mut rows = Vec::new();
         self.is_ending = !end.is_weights_only;
         let ended = self.ended(&end, &mut rows).await;
@@ -361,13 +363,13 @@ impl Owner {
 
     /// The row of what was sent for `request`, or of why nothing was.
     async fn sent(&mut self, request: Request, look: &Look, with: With<'_>) -> Result<Row, Error> {
-        match self.planned(request, look).await? {
+        let planned = match self.planned(request, look).await? {
+            Planned::Ready(ready) => self.drained(ready).await?,
+            refused => refused,
+        };
+        match planned {
             Planned::Refused(row) => Ok(*row),
-            Planned::Ready { request, calls, intent } => {
-                self.worker.door.shut();
-                if !self.drained(&request).await {
-                    return self.refuse(&request, Refusal::DrainTimeout, look).await;
-                }
+            Planned::Ready(Ready { request, calls, intent }) => {
                 self.call(&request, &calls, intent, with).await
             }
         }

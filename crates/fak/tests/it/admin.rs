@@ -4,6 +4,7 @@
 
 mod cli;
 mod dropin;
+mod kept;
 mod metrics;
 pub(crate) mod rig;
 mod rollout;

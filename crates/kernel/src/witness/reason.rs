@@ -33,6 +33,8 @@ vocabulary! {
         StateUnknown = "state_unknown",
         /// Requests were still in flight when the time to drain them ended.
         DrainTimeout = "drain_timeout",
+        /// Somebody said so, while it waited for requests to end.
+        Cancelled = "cancelled",
         /// Another command is on its way to the worker.
         Busy = "busy",
         /// Several engines answer at the worker's address, or another worker's engine does: what is

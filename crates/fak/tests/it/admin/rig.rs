@@ -29,6 +29,7 @@ pub(crate) struct Rig {
     pub(crate) sessions: Sessions,
     pub(crate) store: Store,
     pub(crate) recorder: Arc<Recorder>,
+    pub(crate) fleet: Fleet,
     lifecycle: Lifecycle,
     address: SocketAddr,
     http: hyper_util::client::legacy::Client<HttpConnector, Full<Bytes>>,
@@ -76,7 +77,7 @@ impl Rig {
         let (sessions, keeper) = opened.unwrap();
         tasks.spawn("sessions", OnExit::StopProcess, keeper.run(tasks.shutdown()));
         let parts = Parts {
-            fleet,
+            fleet: fleet.clone(),
             lifecycle: lifecycle.clone(),
             sessions: sessions.clone(),
             store: store.clone(),
@@ -93,7 +94,17 @@ impl Rig {
             axum::serve(listener, router).await.unwrap();
         });
         let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build_http();
-        let rig = Self { sims, sessions, store, recorder, lifecycle, address, http, _tasks: tasks };
+        let rig = Self {
+            sims,
+            sessions,
+            store,
+            recorder,
+            fleet,
+            lifecycle,
+            address,
+            http,
+            _tasks: tasks,
+        };
         for worker in 0..workers {
             rig.look(worker).await;
         }

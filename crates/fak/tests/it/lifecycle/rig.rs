@@ -8,7 +8,7 @@ use fak::engine::{Client, Control, Data, Endpoints, Engine, Outgoing, Seen, Time
 use fak::events::discover;
 use fak::events::recorder::Recorder;
 use fak::fleet::{Door, Fleet, State, Worker};
-use fak::lifecycle::{Config, Events, Lifecycle, Request};
+use fak::lifecycle::{Config, Lifecycle, Request};
 use fak::runtime::TaskGroup;
 use fak::store::{Filter, Row, Store};
 use fak_index::{Index, Limits, Prompt};
@@ -41,12 +41,14 @@ struct Options {
     reloads: bool,
     /// Whether the engine is behind an address that may be pointed to others.
     is_fronted: bool,
+    /// Whether it is looked at all the time, and not only when a test says so.
+    is_watched: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let control = Timeouts::default().control;
-        Self { control, replays: true, reloads: false, is_fronted: false }
+        Self { control, replays: true, reloads: false, is_fronted: false, is_watched: false }
     }
 }
 
@@ -72,6 +74,12 @@ impl Rig {
     pub(crate) async fn reloading() -> Self {
         let config = SimConfig { connector: Connector::Offloading, ..SimConfig::default() };
         Self::within(config, Options { reloads: true, ..Options::default() }).await
+    }
+
+    /// As [`start`](Self::start), and looked at all the time.
+    pub(crate) async fn watched() -> Self {
+        let config = SimConfig { connector: Connector::Offloading, ..SimConfig::default() };
+        Self::within(config, Options { is_watched: true, ..Options::default() }).await
     }
 
     pub(crate) async fn with(config: SimConfig) -> Self {
@@ -101,7 +109,7 @@ impl Rig {
     }
 
     async fn around(sim: Sim, options: Options) -> Self {
-        let Options { control, replays, reloads, is_fronted } = options;
+        let Options { control, replays, reloads, is_fronted, is_watched } = options;
         let front = if is_fronted { Some(Front::before(&sim).await) } else { None };
         let url = front.as_ref().map_or_else(|| sim.base_url(), Front::url);
         let timeouts = Timeouts { control, ..Timeouts::default() };
@@ -118,7 +126,12 @@ impl Rig {
             let named = discover::named(&live, None, "", 1, "127.0.0.1").unwrap();
             events.insert("w".into(), named);
         }
-        let (lifecycle, tasks) = owned(&fleet, &store, &index, events);
+        let recorder = Arc::new(Recorder::new(64));
+        let mut config = Config { events, ..owners::config(&fleet, &store, &index, &recorder) };
+        if is_watched {
+            config.probe_every = Duration::from_millis(20);
+        }
+        let (lifecycle, tasks) = owners::run(&config);
         let rig = Self { sim, lifecycle, fleet, store, index, engine, front, tasks };
         rig.look().await;
         rig
@@ -226,7 +239,8 @@ impl Rig {
         let worker = Worker { id: "w".into(), engine: self.engine.clone(), door: Door::new() };
         let fleet = Fleet::new([worker]);
         let index = Arc::new(Index::new(8, Limits::default()));
-        let (lifecycle, tasks) = owned(&fleet, store, &index, BTreeMap::new());
+        let recorder = Arc::new(Recorder::new(64));
+        let (lifecycle, tasks) = owners::run(&owners::config(&fleet, store, &index, &recorder));
         lifecycle.look("w").await.unwrap();
         Second { fleet, lifecycle, _tasks: tasks }
     }
@@ -309,16 +323,6 @@ impl Second {
 }
 
 /// Owners of `fleet`'s workers.
-fn owned(
-    fleet: &Fleet,
-    store: &Store,
-    index: &Arc<Index>,
-    events: BTreeMap<Arc<str>, Events>,
-) -> (Lifecycle, TaskGroup) {
-    let recorder = Arc::new(Recorder::new(64));
-    owners::run(&Config { events, ..owners::config(fleet, store, index, &recorder) })
-}
-
 pub(crate) fn prompt(label: u32) -> Vec<u32> {
     (0..100).map(|n| 300 + label * 100 + n).collect()
 }
