@@ -116,6 +116,8 @@ pub struct Owner {
     pub(super) cancelled: Option<(oneshot::Sender<Cancelled>, Cancelled)>,
     /// Something was noticed of it in fak's life.
     pub(super) has_joined: bool,
+    /// In which phase an earlier fak left it.
+    pub(super) left: Option<Phase>,
     /// Until it has ended, nobody is shown the ranks.
     pub(super) recovery: Recovery,
     /// The ledger was asked what the fak before left.
@@ -166,6 +168,7 @@ impl Owner {
             unseen_clear: None,
             cancelled: None,
             has_joined: false,
+            left: None,
             recovery: Recovery::default(),
             has_inherited: false,
             backlog: Backlog::default(),
@@ -273,13 +276,29 @@ impl Owner {
         self.see_version(look, is_other_life).await;
         self.find(look).await;
         if let Some((observed, shown)) = self.drifted(&look.observation).await {
-            // Where the row is not written it waits.
-            let mv = if self.has_joined { Move::Drift } else { Move::Join };
-            let _ = self.notice_as(mv, &observed, shown).await;
+            self.meet(&observed, shown).await;
         }
         self.watch_for_blindness(look).await;
         self.see_progress(look);
         Ok(())
+    }
+
+    /// The engine shows another state than is held true of it. At the first look that is none:
+    /// what was met before, and is as an earlier fak left it, is no news.
+    async fn meet(&mut self, observed: &Observed, shown: Value) {
+        let mv = match self.left {
+            None if !self.has_joined => Move::Join,
+            Some(left) if !self.has_joined => {
+                let verdict = self.judge_noticed(Move::Join, observed);
+                if verdict.phase() == left {
+                    return self.take_noticed(Move::Join, &verdict).await;
+                }
+                Move::Drift
+            }
+            _ => Move::Drift,
+        };
+        // Where the row is not written it waits.
+        let _ = self.notice_as(mv, observed, shown).await;
     }
 
     /// Begins with ranks of which the ledger may know more than their history shows.
@@ -393,14 +412,25 @@ impl Owner {
         observed: &Observed,
         mut shown: Value,
     ) -> Result<Row, store::Error> {
-        self.has_joined = true;
         self.keep_vanished(mv);
         let verdict = self.judge_noticed(mv, observed);
+        self.take_noticed(mv, &verdict).await;
+        self.show_kv_identity(mv, &mut shown).await;
+        let intent = NewIntent { is_epoch, ..self.new_intent(mv, None, Value::Null) };
+        let outcome = self.outcome(&verdict, Value::Null, shown);
+        let row = self.record(intent, outcome).await?;
+        told(&row, "noticed");
+        Ok(row)
+    }
+
+    /// What holds from a verdict on what was noticed.
+    async fn take_noticed(&mut self, mv: Move, verdict: &Verdict) {
+        let is_first = !std::mem::replace(&mut self.has_joined, true);
         match mv {
             Move::Restart => self.tell(Event::NewIncarnation).await,
             Move::Lost => self.tell(Event::Lost).await,
             // Of an engine that is first met awake nothing is believed yet that could be false.
-            Move::Join if verdict.serving() => {}
+            Move::Join | Move::Drift if is_first && verdict.serving() => {}
             _ => self.tell(Event::Distrust { kv: verdict.kv }).await,
         }
         if verdict.next.phase != self.state.standing.phase {
@@ -408,12 +438,6 @@ impl Owner {
             self.keep_at_rest(false);
         }
         self.state.standing = verdict.next;
-        self.show_kv_identity(mv, &mut shown).await;
-        let intent = NewIntent { is_epoch, ..self.new_intent(mv, None, Value::Null) };
-        let outcome = self.outcome(&verdict, Value::Null, shown);
-        let row = self.record(intent, outcome).await?;
-        told(&row, "noticed");
-        Ok(row)
     }
 
     /// fak puts the worker to rest, or it rests no more: then clocks of its requests start anew.

@@ -40,6 +40,8 @@ impl Owner {
             self.state.standing =
                 Standing { stale, weights_proven, suspect, takes_weights, awake, ..now };
             self.state.weights_epoch = left.weights_epoch;
+            self.state.last_witness = Some(row.seq);
+            self.left = Some(row.phase);
             self.state.incarnation = row.incarnation.map(Into::into);
             if let Some(version) = row.weight_version {
                 self.state_version(&version);

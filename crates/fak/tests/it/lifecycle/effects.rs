@@ -312,14 +312,22 @@ async fn a_weight_version_that_no_ledger_can_hold_stops_nothing() {
 }
 
 #[tokio::test]
-async fn the_first_look_at_a_worker_is_a_join_and_a_later_one_is_not() {
+async fn a_worker_joins_once_and_a_start_of_fak_that_finds_it_as_it_was_has_no_row() {
     let rig = Rig::start().await;
     rig.post("/sleep?level=1").await;
     rig.look().await;
     let actions: Vec<_> = rig.rows().await.iter().map(|row| row.action.as_str()).collect();
     assert_eq!(actions, ["join", "drift"]);
+    let slept = rig.last_row().await.seq;
+    for _ in 0..2 {
+        let second = rig.second_fak().await;
+        assert_eq!(second.state().phase(), Phase::Sleeping);
+        assert_eq!(second.state().last_witness, Some(slept));
+        assert_eq!(rig.last_row().await.seq, slept, "nothing joined, and nothing moved");
+    }
+    rig.post("/wake_up").await;
     let second = rig.second_fak().await;
-    assert_eq!(second.state().phase(), Phase::Sleeping);
+    assert!(second.state().is_serving());
     let row = rig.last_row().await;
-    assert_eq!((row.action.as_str(), row.kv), ("join", Disposition::Forgotten));
+    assert_eq!((row.seq, row.action.as_str(), row.phase), (slept + 1, "drift", Phase::Serving));
 }
