@@ -22,6 +22,7 @@ from fak_client import (
     Refused,
     Session,
     Standing,
+    Stream,
     Unreachable,
     WitnessRow,
     Worker,
@@ -194,6 +195,13 @@ def test_what_does_not_speak_as_fak_is_told(status: int, body: bytes) -> None:
         calls.workers().answer(status, body)
 
 
+def test_an_engine_that_answers_in_faks_place_is_said_to_be_none() -> None:
+    error = {"message": "Not Found", "type": "NotFoundError", "param": None, "code": 404}
+    for body in [{"detail": "Not Found"}, {"error": error}]:
+        with pytest.raises(BadAnswer, match=r"FAK_ADDR.*not of an engine"):
+            calls.workers().answer(404, json.dumps(body).encode())
+
+
 def test_an_address_is_a_host_and_a_port() -> None:
     for given, is_read in [
         ("127.0.0.1:8080", "http://127.0.0.1:8080"),
@@ -290,7 +298,13 @@ def test_both_clients_have_the_same_face() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("Worker", Worker), ("Row", WitnessRow), ("Standing", Standing), ("Session", Session)],
+    [
+        ("Worker", Worker),
+        ("Stream", Stream),
+        ("Row", WitnessRow),
+        ("Standing", Standing),
+        ("Session", Session),
+    ],
 )
 def test_the_types_are_those_that_fak_describes(name: str, kind: type) -> None:
     described = json.loads(OPENAPI.read_text())["components"]["schemas"][name]["properties"]

@@ -5,6 +5,7 @@
 //! done.
 
 mod access;
+mod body;
 mod dropin;
 mod error;
 mod events;
@@ -21,7 +22,6 @@ mod workers;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::middleware;
 use axum::routing::{MethodRouter, get, post};
 use fak_index::Index;
@@ -37,8 +37,6 @@ use crate::sessions::Sessions;
 use crate::store::Store;
 use metrics::Tally;
 
-/// Bytes of a request's body: options are a few words.
-const BODY_BYTES_MAX: usize = 64 << 10;
 /// Followers of the ledger at once.
 const FOLLOWERS_MAX: usize = 64;
 
@@ -135,13 +133,14 @@ pub fn owns(path: &str) -> bool {
 pub fn router(state: AdminState) -> Router {
     let add = |router: Router<AdminState>, route: &Route| router.route(route.0, route.1());
     let allowed = middleware::from_fn_with_state(state.clone(), access::require);
-    let control = CONTROL.iter().fold(Router::new(), add).route_layer(allowed);
+    let bounded = middleware::from_fn(body::bounded);
+    // Nothing is read of who may not ask.
+    let control = CONTROL.iter().fold(Router::new(), add).route_layer(bounded).route_layer(allowed);
     OPEN.iter()
         .fold(Router::new(), add)
         .merge(control)
         .method_not_allowed_fallback(error::method_not_allowed)
         .fallback(error::not_found)
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::map_response(error::shaped))
         .with_state(state)
 }

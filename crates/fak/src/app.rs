@@ -6,6 +6,7 @@ mod bench;
 mod claims;
 mod config;
 mod doubt;
+mod open_files;
 mod run;
 mod serve;
 mod signals;

@@ -4,11 +4,12 @@
 //! value (unless it is a secret) and what would be right.
 
 mod apart;
+pub mod faults;
 pub mod keys;
 pub mod limits;
-mod misread;
 pub mod print;
 pub mod serve;
+pub mod source;
 mod weights;
 
 use std::ffi::OsString;

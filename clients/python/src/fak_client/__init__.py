@@ -26,6 +26,7 @@ from .model import (
     RolloutResult,
     Session,
     Standing,
+    Stream,
     WitnessRow,
     Worker,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "RolloutResult",
     "Session",
     "Standing",
+    "Stream",
     "Unauthorized",
     "Unreachable",
     "WitnessRow",

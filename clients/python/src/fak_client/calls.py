@@ -52,9 +52,14 @@ def failure(
     status: int, body: object, of_worker: type[RolloutResult] | None = None
 ) -> Answered | BadAnswer:
     """The error that fak answered with. Raises `Unreadable`."""
-    if not isinstance(body, dict) or not isinstance(body.get("error"), dict):
-        return BadAnswer(f"status {status} without fak's error body")
-    error = body["error"]
+    error = body.get("error") if isinstance(body, dict) else None
+    # An engine answers so to a path that it does not know; fak's own codes are words.
+    is_engines = isinstance(error, dict) and status == 404 and isinstance(error.get("code"), int)
+    if not isinstance(body, dict) or not isinstance(error, dict) or is_engines:
+        return BadAnswer(
+            f"status {status} without fak's error body; the address (FAK_ADDR) has to be that of "
+            "a running fak serve, not of an engine"
+        )
     row = body.get("row")
     workers = read_many(of_worker, body.get("workers", []), "workers") if of_worker else ()
     undone = [result for result in workers if result.outcome != "done"]

@@ -43,6 +43,10 @@ class Stream:
     last_seq: int | None
     #: Whether its engine looks prompts up while no event of it is heard.
     blind: bool
+    #: Whether its live connection brings less than its engine publishes.
+    dead: bool
+    #: How long its live connection has been silent; `None` where it never brought a batch.
+    last_event_age_ms: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +101,10 @@ class Worker:
     why: str | None = None
     #: What its KV is computed with, as far as the engine tells.
     kv_identity: Mapping[str, str] | None = None
+    #: Why nothing can be claimed of it, where that is for an operator to mend.
+    warning: str | None = None
+    #: Why nothing is claimed of it for a while: too many claims were not borne out.
+    claims_withheld: str | None = None
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,8 @@ fn local(headers: &HeaderMap) -> Result<(), Error> {
 
 fn is_loopback(authority: &Authority) -> bool {
     let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-    let is_address = host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    let address = host.parse::<std::net::IpAddr>();
+    let is_address = address.is_ok_and(|ip| ip.to_canonical().is_loopback());
     is_address || host.eq_ignore_ascii_case("localhost")
 }
 
@@ -152,12 +153,14 @@ mod tests {
         let open = Access { key: None, is_loopback_only: false };
         assert_eq!(status(&open, &[("host", "127.0.0.1:8080")]), 401);
         let local = Access { key: None, is_loopback_only: true };
-        for host in ["127.0.0.1:8080", "localhost:8080", "LOCALHOST", "[::1]:8080", "127.9.9.9"] {
+        let mapped = "[::ffff:127.0.0.1]:8080";
+        let named = ["127.0.0.1:8080", "localhost:8080", "LOCALHOST", "[::1]:8080", "127.9.9.9"];
+        for host in named.into_iter().chain([mapped]) {
             assert_eq!(status(&local, &[("host", host)]), 200, "{host}");
         }
         // A backtick may stand in a name for a browser, and is none of a name's for others.
-        for host in ["evil.example:8080", "127.0.0.1.evil.example", "10.0.0.1", "a`b.evil.example"]
-        {
+        let foreign = ["127.0.0.1.evil.example", "10.0.0.1", "[::ffff:10.0.0.1]", "a`b.evil"];
+        for host in foreign.into_iter().chain(["evil.example:8080"]) {
             assert_eq!(status(&local, &[("host", host)]), 403, "{host}");
         }
     }

@@ -22,11 +22,12 @@ use tower::ServiceExt as _;
 
 use super::Error;
 use super::doubt::Findings;
+use super::open_files;
 use super::signals::Signals;
 use crate::admin::{self, Access, AdminState};
 use crate::cli::{Exit, ServeArgs};
 use crate::config;
-use crate::config::serve::{Flags, Raw, Serve, embedded_id};
+use crate::config::serve::{Flags, Raw, Serve, embedded_id, is_loopback};
 use crate::engine::{Client, Endpoints, Engine, Isolation, Stamp};
 use crate::events::discover;
 use crate::events::recorder::Recorder;
@@ -72,10 +73,14 @@ fn shown(db: &str) -> &str {
 /// Serves until SIGTERM or Ctrl-C.
 pub(super) async fn serve(args: ServeArgs) -> Result<Exit, Error> {
     let settings = settings(&args)?;
-    if settings.keys.is_empty() && !settings.listen.ip().is_loopback() {
+    if settings.keys.is_empty() && !is_loopback(settings.listen) {
         tracing::warn!(listen = %settings.listen, "anybody who reaches it may send requests: \
             no [[key]] is configured");
     }
+    let workers_count = settings.workers.len() + args.sim;
+    let most = ServeConfig::default().connections_max;
+    let connections_max = open_files::connections(open_files::raise(), workers_count, most);
+    let config = ServeConfig { connections_max, drain: settings.drain, ..ServeConfig::default() };
     let signals = Signals::catch().map_err(Error::failed)?;
     let sims = start_sims(args.sim).await?;
     let fleet = Fleet::new(workers(&settings, &sims)?);
@@ -86,7 +91,7 @@ pub(super) async fn serve(args: ServeArgs) -> Result<Exit, Error> {
     let at = listener.local_addr().map_err(Error::failed)?;
     let app = App::build(&settings, fleet, at).await?;
     writeln!(std::io::stderr(), "fak serve: http://{at}").map_err(Error::failed)?;
-    let exit = app.run(listener, &settings, signals).await;
+    let exit = app.run(listener, config, settings.limits.drain_announce, signals).await;
     for sim in sims {
         sim.stop().await;
     }
@@ -168,7 +173,7 @@ impl App {
         let made = Gateway::new(gateway_config(settings), parts, &registry);
         let (gateway, auditor) = made.map_err(Error::failed)?;
         let (serving, mut tasks) = (TaskGroup::new(), TaskGroup::new());
-        let is_loopback_only = settings.listen.ip().is_loopback();
+        let is_loopback_only = is_loopback(settings.listen);
         let control = admin::router(AdminState::new(admin::Parts {
             fleet,
             lifecycle: lifecycle.clone(),
@@ -204,7 +209,8 @@ impl App {
     async fn run(
         self,
         listener: tokio::net::TcpListener,
-        settings: &Serve,
+        config: ServeConfig,
+        announce: Duration,
         mut signals: Signals,
     ) -> Exit {
         let Self { gateway, control, store, serving, tasks } = self;
@@ -221,7 +227,7 @@ impl App {
                 }
             }
         };
-        let config = ServeConfig { drain: settings.drain, ..ServeConfig::default() };
+        let drain = config.drain;
         let listening = TaskGroup::new();
         let (announced, stop) = (serving.shutdown(), listening.shutdown());
         let ends = Ends { announced, stop, cutoff };
@@ -234,9 +240,9 @@ impl App {
         };
         let exit = if asked { Exit::Done } else { Exit::Failed };
         // Without its parts it does not serve on.
-        let announce = if asked { settings.limits.drain_announce } else { Duration::ZERO };
+        let announce = if asked { announce } else { Duration::ZERO };
         if asked {
-            talk_of_stopping(announce, settings.drain);
+            talk_of_stopping(announce, drain);
         } else {
             tracing::error!("stopping: a part has ended");
         }

@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use fak_sim::{Binds, Connector, Profile, Sim, SimConfig};
 
-use super::Error;
+use super::{Error, open_files};
 use crate::cli::{Exit, SimArgs, SimConnector, SimProfile};
 use crate::config::names;
 
@@ -26,6 +26,7 @@ pub(super) async fn serve(args: &SimArgs) -> Result<Exit, Error> {
         },
         ..SimConfig::default()
     };
+    open_files::raise();
     let binds = Binds { http: args.listen, kv_events: args.kv_events, replay: args.replay };
     let sim = Sim::start(config, binds).await.map_err(Error::failed)?;
     let addresses = [

@@ -18,11 +18,13 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Exit;
-use crate::admin::json::{Failure, FailureText};
+use crate::admin::json::Failure;
 use crate::config::{self, names};
 
 /// Bytes of an answer: 10,000 sessions or 1,000 rows.
 const BODY_BYTES_MAX: usize = 64 << 20;
+/// Characters of an answer that is not fak's that are shown.
+const SHOWN_CHARS_MAX: usize = 200;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// For what only reads. An action takes as long as its drain and the engine do, which fak bounds.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
@@ -48,11 +50,16 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// It answered with something else than fak does.
-    #[error("{address} does not answer as fak does: {problem}")]
+    /// Something else than fak answered, such as an engine.
+    #[error(
+        "{address} does not answer as fak does: {problem}; FAK_ADDR has to be the address of a \
+         running fak serve, not of an engine"
+    )]
     NotFak {
         /// Where.
         address: String,
+        /// With this status, where it was no success.
+        status: Option<StatusCode>,
         /// What is wrong.
         problem: String,
     },
@@ -89,6 +96,8 @@ impl Error {
         match self {
             Self::Usage(_) | Self::BadAddress(_) | Self::BadKey => Exit::Usage,
             Self::Partial { is_untouched: true, .. } => Exit::Refused,
+            // It knows no such path, and so did nothing.
+            Self::NotFak { status: Some(StatusCode::NOT_FOUND), .. } => Exit::Refused,
             Self::Failed { status, failure, .. } => match status.as_u16() {
                 400 => Exit::Usage,
                 // The call was sent, and its row says what it did.
@@ -223,17 +232,23 @@ impl Client {
         let status = parts.status;
         match read {
             Ok(body) if status.is_success() => Ok(body),
-            Ok(body) => {
-                let failure = serde_json::from_value(body.clone());
-                let failure = failure.unwrap_or_else(|_| unread(status));
-                Err(Error::Failed { status, failure: Box::new(failure), body })
-            }
-            Err(_) => Err(self.not_fak(format!("status {status} without JSON"))),
+            Ok(body) => match serde_json::from_value(body.clone()) {
+                Ok(failure) => Err(Error::Failed { status, failure: Box::new(failure), body }),
+                Err(_) => {
+                    let shown: String = body.to_string().chars().take(SHOWN_CHARS_MAX).collect();
+                    Err(self.answers_otherwise(status, format!("status {status} with {shown}")))
+                }
+            },
+            Err(_) => Err(self.answers_otherwise(status, format!("status {status} without JSON"))),
         }
     }
 
     fn not_fak(&self, problem: String) -> Error {
-        Error::NotFak { address: self.address(), problem }
+        Error::NotFak { address: self.address(), status: None, problem }
+    }
+
+    fn answers_otherwise(&self, status: StatusCode, problem: String) -> Error {
+        Error::NotFak { address: self.address(), status: Some(status), problem }
     }
 
     fn address(&self) -> String {
@@ -249,12 +264,6 @@ fn where_the_key_goes(status: StatusCode) -> &'static str {
 fn is_host_and_port(authority: &Authority) -> bool {
     let port = authority.as_str().strip_prefix(authority.host());
     port.is_some_and(|port| port.is_empty() || authority.port_u16().is_some())
-}
-
-fn unread(status: StatusCode) -> Failure {
-    let error =
-        FailureText { message: format!("status {status}"), code: String::new(), param: None };
-    Failure { error, row: None, sessions: Vec::new() }
 }
 
 /// An id as one segment of a path: every byte that is not plain is escaped.

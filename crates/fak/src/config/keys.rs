@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::Lookup;
-use super::serve::Error;
+use super::faults::{Error, Found};
 use crate::engine::Secret;
 
 /// Bytes of a secret.
@@ -66,27 +66,35 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// Checks keys and reads their secrets.
-///
-/// # Errors
-/// The first key that cannot be used.
-pub(super) fn checked(written: &[RawKey], lookup: Lookup<'_>) -> Result<Vec<KeySpec>, Error> {
+/// Checks keys and reads their secrets. Where tenants are to be kept apart, there has to be one.
+pub(super) fn checked(
+    written: &[RawKey],
+    isolation: bool,
+    lookup: Lookup<'_>,
+    f: &mut Found<'_>,
+) -> Vec<KeySpec> {
     if written.len() > KEYS_MAX {
         let value = written.len() as u64;
-        return Err(Error::Range { field: "key", value, range: 0..=KEYS_MAX as u64 });
+        f.wrong(Error::Range { field: "key", value, range: 0..=KEYS_MAX as u64 });
+        return Vec::new();
+    }
+    if isolation && written.is_empty() && !f.is_file_faulty() {
+        f.wrong(Error::NoKey);
     }
     let mut keys: Vec<KeySpec> = Vec::with_capacity(written.len());
-    for raw in written {
-        let key = raw.check(lookup)?;
+    for (number, raw) in written.iter().enumerate() {
+        let place = format!("key.{number}");
+        let Some(key) = f.kept_at(&place, raw.check(lookup)) else { continue };
         let is_same = |other: &&KeySpec| other.secret == key.secret;
         if let Some(other) = keys.iter().find(is_same) {
-            let (tenant, place) = (key.tenant, key.place.to_string());
             let problem = format!("holds the secret of tenant {:?} too", other.tenant);
-            return Err(Error::Key { tenant, place, problem });
+            let (tenant, secret) = (key.tenant, key.place.to_string());
+            f.wrong_at(&place, Error::Key { tenant, place: secret, problem });
+            continue;
         }
         keys.push(key);
     }
-    Ok(keys)
+    keys
 }
 
 impl RawKey {
@@ -143,7 +151,9 @@ fn read(path: &Path) -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::source::Source;
     use super::*;
+    use std::collections::BTreeMap;
     use std::ffi::OsString;
 
     fn key(tenant: &str, env: Option<&str>, file: Option<PathBuf>) -> RawKey {
@@ -159,7 +169,10 @@ mod tests {
             "EMPTY" => Some(OsString::new()),
             _ => None,
         };
-        checked(keys, &lookup).map_err(|error| error.to_string())
+        let source = Source::default();
+        let mut found = Found::new(&source, BTreeMap::new());
+        let keys = checked(keys, false, &lookup, &mut found);
+        found.end().map(|_| keys).map_err(|faults| faults.to_string())
     }
 
     #[test]

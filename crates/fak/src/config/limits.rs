@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::serve::{Error, Raw};
+use super::faults::{Error, Found};
+use super::serve::Raw;
 use crate::engine::{NEVER, Timeouts};
 
 /// The limits in force.
@@ -35,31 +36,32 @@ const MS_MAX: u64 = 86_400_000;
 
 impl Limits {
     /// The limits of the file, and the defaults of the others.
-    pub(super) fn of(raw: &Raw) -> Result<Self, Error> {
+    pub(super) fn of(raw: &Raw, f: &mut Found<'_>) -> Self {
         let defaults = Timeouts::default();
-        let limit = |field, value: Option<u64>, default: Duration| {
+        let mut limit = |field, value: Option<u64>, default: Duration| {
             let default = u64::try_from(default.as_millis()).unwrap_or(MS_MAX);
-            let limit = ms(field, value, default, 0..=MS_MAX)?;
-            Ok::<_, Error>(if limit.is_zero() { NEVER } else { limit })
+            let limit = f.kept(ms(field, value, default, 0..=MS_MAX));
+            if limit.is_zero() { NEVER } else { limit }
         };
-        let keep_alive = ms("keep_alive_ms", raw.keep_alive_ms, 0, 0..=3_600_000)?;
-        Ok(Self {
-            answer_first_byte: limit(
-                "answer_first_byte_ms",
-                raw.answer_first_byte_ms,
-                defaults.first_byte,
-            )?,
-            answer_idle: limit("answer_idle_ms", raw.answer_idle_ms, defaults.idle)?,
-            answer_whole: limit("answer_whole_ms", raw.answer_whole_ms, defaults.unary)?,
-            probe_within: limit("probe_within_ms", raw.probe_within_ms, defaults.probe)?,
-            tokenize_within: limit(
-                "tokenize_within_ms",
-                raw.tokenize_within_ms,
-                defaults.tokenize,
-            )?,
-            drain_announce: ms("drain_announce_ms", raw.drain_announce_ms, 5_000, 0..=3_600_000)?,
-            keep_alive: (!keep_alive.is_zero()).then_some(keep_alive),
-        })
+        let (first, whole) = (raw.answer_first_byte_ms, raw.answer_whole_ms);
+        let (probe, tokenize) = (raw.probe_within_ms, raw.tokenize_within_ms);
+        Self {
+            answer_first_byte: limit("answer_first_byte_ms", first, defaults.first_byte),
+            answer_idle: limit("answer_idle_ms", raw.answer_idle_ms, defaults.idle),
+            answer_whole: limit("answer_whole_ms", whole, defaults.unary),
+            probe_within: limit("probe_within_ms", probe, defaults.probe),
+            tokenize_within: limit("tokenize_within_ms", tokenize, defaults.tokenize),
+            drain_announce: f.kept(ms(
+                "drain_announce_ms",
+                raw.drain_announce_ms,
+                5_000,
+                0..=3_600_000,
+            )),
+            keep_alive: {
+                let every = f.kept(ms("keep_alive_ms", raw.keep_alive_ms, 0, 0..=3_600_000));
+                (!every.is_zero()).then_some(every)
+            },
+        }
     }
 
     /// How long fak waits for its workers.
@@ -142,10 +144,13 @@ pub(super) fn number(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     fn limits(file: &str) -> Result<Limits, String> {
         let raw: Raw = toml::from_str(file).map_err(|error| error.to_string())?;
-        Limits::of(&raw).map_err(|error| error.to_string())
+        let mut found = Found::new(&raw.source, BTreeMap::new());
+        let limits = Limits::of(&raw, &mut found);
+        found.end().map(|_| limits).map_err(|faults| faults.to_string())
     }
 
     #[test]

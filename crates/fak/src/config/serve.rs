@@ -6,164 +6,29 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::faults::{Error, Faults, Found};
 use super::keys::{self, KeySpec, RawKey};
 use super::limits::{self, Limits, ms, number};
 use super::print::Origin;
+use super::source::Source;
 use super::weights::RawWeights;
-use super::{Lookup, Worker, apart, misread, names, secret, shown_url, text};
-use crate::engine::{BadUrl, Endpoints, Passing, Secret};
-use crate::events::endpoint::{self, Endpoint};
+use super::{Lookup, Worker, apart, names, secret, shown_url, text};
+use crate::engine::{Endpoints, Passing, Secret};
+use crate::events::endpoint::Endpoint;
 
 /// Most workers of one gateway.
 const WORKERS_MAX: usize = 1024;
-const DB_RIGHT: &str = "sqlite:PATH, sqlite::memory: or postgres://USER@HOST:PORT/NAME";
+pub(super) const DB_RIGHT: &str = "sqlite:PATH, sqlite::memory: or postgres://USER@HOST:PORT/NAME";
 
 /// What the simulated worker of this number is called.
 #[must_use]
 pub fn embedded_id(number: usize) -> String {
     format!("sim-{number}")
-}
-
-/// A setting of `fak serve` that cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The file cannot be read.
-    #[error("{path}: cannot be read")]
-    File {
-        /// The file.
-        path: String,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The file is no TOML, has a key that is none, or a value of a wrong kind.
-    #[error("{path}, line {line}: {problem}")]
-    Toml {
-        /// The file.
-        path: String,
-        /// From 1.
-        line: usize,
-        /// What is wrong there.
-        problem: String,
-    },
-    /// An API key of the data plane.
-    #[error("key of tenant {tenant:?}: {place} {problem}")]
-    Key {
-        /// Whose it is.
-        tenant: String,
-        /// Where its secret is to be.
-        place: String,
-        /// What is wrong.
-        problem: String,
-    },
-    /// Tenants are to be kept apart, and nothing tells them apart.
-    #[error("isolation=true needs a [[key]] for each tenant")]
-    NoKey,
-    /// An environment variable.
-    #[error(transparent)]
-    Environment(#[from] super::Error),
-    /// A worker's URL.
-    #[error("worker {id}: url={value:?} {reason}; it has to be {}", super::BASE_URL_RIGHT)]
-    Url {
-        /// The worker.
-        id: String,
-        /// Its value; `(secret)` where it holds a password.
-        value: String,
-        /// What is wrong.
-        reason: BadUrl,
-    },
-    /// A worker's event socket.
-    #[error("worker {id}: {field}: {reason}")]
-    Socket {
-        /// The worker.
-        id: String,
-        /// `kv` or `replay`.
-        field: &'static str,
-        /// What is wrong.
-        reason: endpoint::Error,
-    },
-    /// Two workers of one name.
-    #[error("worker={id:?} is named twice; each needs a name of its own")]
-    SameName {
-        /// The name.
-        id: String,
-    },
-    /// Two workers that are one engine.
-    #[error("worker {id}: url {url} is that of worker {other} already; an engine is one worker")]
-    SameUrl {
-        /// The later one.
-        id: String,
-        /// The earlier one.
-        other: String,
-        /// The URL of both.
-        url: String,
-    },
-    /// Two event sockets that are one.
-    #[error(
-        "worker {id}: {field}={socket} is {other_field} of worker {other} already; each engine \
-         publishes on sockets of its own"
-    )]
-    SameSocket {
-        /// The later one.
-        id: String,
-        /// `kv` or `replay`.
-        field: &'static str,
-        /// The socket.
-        socket: String,
-        /// What it is of the earlier one.
-        other_field: &'static str,
-        /// The earlier one, which may be the same.
-        other: String,
-    },
-    /// The database.
-    #[error("db={value:?} is not {DB_RIGHT}")]
-    Db {
-        /// As far as it can hold no password.
-        value: String,
-    },
-    /// A replay socket without the event socket that it belongs to.
-    #[error("worker {id}: replay={value:?} needs kv=tcp://host:port beside it")]
-    ReplayAlone {
-        /// The worker.
-        id: String,
-        /// The replay socket.
-        value: String,
-    },
-    /// Any other value.
-    #[error("{field}={value:?} is not {right}")]
-    Value {
-        /// The key, or the flag.
-        field: &'static str,
-        /// Its value.
-        value: String,
-        /// What would be right.
-        right: &'static str,
-    },
-    /// A number out of its range.
-    #[error("{field}={value} is not from {} to {}", range.start(), range.end())]
-    Range {
-        /// The key.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-        /// What would be right.
-        range: RangeInclusive<u64>,
-    },
-    /// Nothing to serve.
-    #[error("no worker: name one with --worker ID=URL, or try --sim 2")]
-    NoWorker,
-    /// The listener can be reached from elsewhere.
-    #[error("{listen} is not loopback, so {} has to be set", names::ADMIN_KEY)]
-    Unguarded {
-        /// The address.
-        listen: SocketAddr,
-    },
 }
 
 /// One worker as written: in the file, or as `ID=URL[,kv=tcp://…,replay=tcp://…]`.
@@ -276,6 +141,9 @@ pub struct Raw {
     pub pass_headers: Vec<String>,
     /// What concerns weights.
     pub weights: RawWeights,
+    /// Where all this stands, and what beside it cannot be read.
+    #[serde(skip)]
+    pub source: Source,
 }
 
 /// One worker, checked.
@@ -349,16 +217,18 @@ pub struct Serve {
 }
 
 impl Raw {
-    /// Reads the file at `path`.
+    /// Reads the file at `path`. What of it is no TOML, no key or of a wrong kind is told by
+    /// [`resolve`](Self::resolve), with the rest.
     ///
     /// # Errors
     ///
-    /// [`Error::File`], [`Error::Toml`].
+    /// [`Error::File`].
     pub fn read(path: &Path) -> Result<Self, Error> {
         let shown = path.display().to_string();
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| Error::File { path: shown.clone(), source })?;
-        misread::read(&text).map_err(|(line, problem)| Error::Toml { path: shown, line, problem })
+        match std::fs::read_to_string(path) {
+            Ok(text) => Ok(Source::read(&text, shown)),
+            Err(source) => Err(Error::File { path: shown, source }),
+        }
     }
 
     /// Checks everything: flags go before the environment, that before these values, and those
@@ -366,67 +236,72 @@ impl Raw {
     ///
     /// # Errors
     ///
-    /// The first setting that cannot be used.
+    /// Every setting that cannot be used.
     pub fn resolve(
         self,
         flags: Flags,
         lookup: Lookup<'_>,
         embedded: usize,
-    ) -> Result<Serve, Error> {
-        let mut origins = self.origins();
-        let limits = Limits::of(&self)?;
-        let listen = self.listen(flags.listen, lookup, &mut origins)?;
-        let admin_key = secret(lookup, names::ADMIN_KEY)?;
-        if admin_key.is_none() && !listen.ip().is_loopback() {
-            return Err(Error::Unguarded { listen });
+    ) -> Result<Serve, Faults> {
+        let mut found = Found::new(&self.source, self.origins());
+        let f = &mut found;
+        let listen = self.listen(flags.listen, lookup, f);
+        let key = |name, f: &mut Found<'_>| f.kept(secret(lookup, name).map_err(Error::from));
+        let admin_key = key(names::ADMIN_KEY, f);
+        if let Some(listen) = listen
+            && admin_key.is_none()
+            && !is_loopback(listen)
+        {
+            f.wrong(Error::Unguarded { listen });
         }
-        let workers = self.workers(flags.worker, lookup, embedded, &mut origins)?;
-        let (db, state_folder) = match self.db(flags.db, lookup, &mut origins)? {
+        let workers = self.workers(flags.worker, lookup, embedded, f);
+        let (db, state_folder) = match self.db(flags.db, lookup, f) {
             Some(db) => (db, None),
             // Simulated workers of one run are not those of the next, nor real ones: their rows
             // belong into no ledger that lasts.
             None if workers.is_empty() => ("sqlite::memory:".to_owned(), None),
-            None => default_db(lookup)?,
+            None => f.kept(default_db(lookup)),
         };
-        let keys = keys::checked(&self.key, lookup)?;
         let isolation = self.isolation.unwrap_or(false);
-        if isolation && keys.is_empty() {
-            return Err(Error::NoKey);
-        }
-        let failures = number("probe_failures_max", self.probe_failures_max, 2, 1..=100)?;
-        let hold_max = number("hold_max", self.hold_max, 1_000, 0..=100_000)?;
-        let body = number("body_bytes_max", self.body_bytes_max, 32 << 20, 1_024..=1 << 30)?;
-        let patience = self.progress_patience_ms;
-        Ok(Serve {
-            listen,
+        let keys = keys::checked(&self.key, isolation, lookup, f);
+        let failures = f.kept(number("probe_failures_max", self.probe_failures_max, 2, 1..=100));
+        let hold_max = f.kept(number("hold_max", self.hold_max, 1_000, 0..=100_000));
+        let body = self.body_bytes_max;
+        let body = f.kept(number("body_bytes_max", body, 32 << 20, 1_024..=1 << 30));
+        let serve = Serve {
+            // Without one there is a fault, and this is not given out.
+            listen: listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0))),
             workers,
             db,
             state_folder,
             admin_key,
-            engine_key: secret(lookup, names::API_KEY)?,
+            engine_key: key(names::API_KEY, f),
             keys,
-            passing: Passing::new(&self.pass_headers).map_err(|value| Error::Value {
-                field: "pass_headers",
-                value,
-                right: "a header's name that is neither a secret's, nor fak's own, nor of one hop",
-            })?,
+            passing: f.kept(self.passing()),
             isolation,
-            salt_key: secret(lookup, names::SALT_KEY)?,
-            probe_every: ms("probe_every_ms", self.probe_every_ms, 1_000, 50..=60_000)?,
+            salt_key: key(names::SALT_KEY, f),
+            probe_every: f.kept(ms("probe_every_ms", self.probe_every_ms, 1_000, 50..=60_000)),
             probe_failures_max: u32::try_from(failures).unwrap_or(u32::MAX),
-            progress_patience: ms("progress_patience_ms", patience, 60_000, 1_000..=3_600_000)?,
-            settle_within: ms("settle_within_ms", self.settle_within_ms, 2_000, 0..=60_000)?,
-            hold: ms("hold_ms", self.hold_ms, 0, 0..=600_000)?,
+            progress_patience: f.kept(ms(
+                "progress_patience_ms",
+                self.progress_patience_ms,
+                60_000,
+                1_000..=3_600_000,
+            )),
+            settle_within: f.kept(ms("settle_within_ms", self.settle_within_ms, 2_000, 0..=60_000)),
+            hold: f.kept(ms("hold_ms", self.hold_ms, 0, 0..=600_000)),
             hold_max: usize::try_from(hold_max).unwrap_or(usize::MAX),
-            first_byte: ms("first_byte_ms", self.first_byte_ms, 2_000, 50..=600_000)?,
+            first_byte: f.kept(ms("first_byte_ms", self.first_byte_ms, 2_000, 50..=600_000)),
             body_bytes_max: usize::try_from(body).unwrap_or(usize::MAX),
-            bodies_bytes_max: limits::bodies(self.bodies_bytes_max, body)?,
-            drain: ms("drain_ms", self.drain_ms, 30_000, 0..=3_600_000)?,
-            limits,
+            bodies_bytes_max: f.kept(limits::bodies(self.bodies_bytes_max, body)),
+            drain: f.kept(ms("drain_ms", self.drain_ms, 30_000, 0..=3_600_000)),
+            limits: Limits::of(&self, f),
             allow_reload_weights: self.allow_reload_weights.unwrap_or(false),
-            salts_carry_version: self.weights.carries_version()?,
-            origins,
-        })
+            salts_carry_version: f.kept(self.weights.carries_version()),
+            origins: BTreeMap::new(),
+        };
+        let origins = found.end()?;
+        Ok(Serve { origins, ..serve })
     }
 
     /// Of what only the file can say: where it does.
@@ -457,37 +332,40 @@ impl Raw {
         &self,
         flag: Option<String>,
         lookup: Lookup<'_>,
-        origins: &mut BTreeMap<String, Origin>,
-    ) -> Result<SocketAddr, Error> {
+        f: &mut Found<'_>,
+    ) -> Option<SocketAddr> {
         const RIGHT: &str = "an IP address and a port, as 127.0.0.1:8080";
-        let named = text(lookup, names::LISTEN, RIGHT)?;
+        let named = f.kept(text(lookup, names::LISTEN, RIGHT).map_err(Error::from));
         let (written, origin) = first(flag, (names::LISTEN, named), self.listen.clone());
-        origins.insert("listen".to_owned(), origin);
+        f.comes_from("listen", origin);
         let written = written.unwrap_or_else(|| "127.0.0.1:8080".to_owned());
         let bad = |_| Error::Value { field: "listen", value: written.clone(), right: RIGHT };
-        written.parse().map_err(bad)
+        f.kept_at("listen", written.parse().map_err(bad))
+    }
+
+    fn passing(&self) -> Result<Passing, Error> {
+        Passing::new(&self.pass_headers).map_err(|value| Error::Value {
+            field: "pass_headers",
+            value,
+            right: "a header's name that is neither a secret's, nor fak's own, nor of one hop",
+        })
     }
 
     /// The database, where one is named.
-    fn db(
-        &self,
-        flag: Option<String>,
-        lookup: Lookup<'_>,
-        origins: &mut BTreeMap<String, Origin>,
-    ) -> Result<Option<String>, Error> {
-        let named = text(lookup, names::DB, DB_RIGHT)?;
+    fn db(&self, flag: Option<String>, lookup: Lookup<'_>, f: &mut Found<'_>) -> Option<String> {
+        let named = f.kept(text(lookup, names::DB, DB_RIGHT).map_err(Error::from));
         let (written, origin) = first(flag, (names::DB, named), self.db.clone());
-        origins.insert("db".to_owned(), origin);
-        let Some(db) = written else { return Ok(None) };
-        if ["sqlite:", "postgres://", "postgresql://"].iter().any(|kind| db.starts_with(kind)) {
-            return Ok(Some(db));
+        f.comes_from("db", origin);
+        let db = written?;
+        if !["sqlite:", "postgres://", "postgresql://"].iter().any(|kind| db.starts_with(kind)) {
+            // What stands behind a scheme may hold a password.
+            let value = match db.split_once(':') {
+                Some((scheme, _)) => format!("{scheme}:…"),
+                None => db.clone(),
+            };
+            f.wrong(Error::Db { value });
         }
-        // What stands behind a scheme may hold a password.
-        let value = match db.split_once(':') {
-            Some((scheme, _)) => format!("{scheme}:…"),
-            None => db,
-        };
-        Err(Error::Db { value })
+        Some(db)
     }
 
     /// The workers of the flags, else of the file, else the one of the environment: that is there
@@ -497,59 +375,72 @@ impl Raw {
         flags: Vec<RawWorker>,
         lookup: Lookup<'_>,
         embedded: usize,
-        origins: &mut BTreeMap<String, Origin>,
-    ) -> Result<Vec<WorkerSpec>, Error> {
+        f: &mut Found<'_>,
+    ) -> Vec<WorkerSpec> {
         let (named, origin) = match flags.is_empty() {
-            true => (self.worker.clone(), Origin::File),
-            false => (flags, Origin::Flag),
+            true => (&self.worker, Origin::File),
+            false => (&flags, Origin::Flag),
         };
-        origins.insert("worker".to_owned(), origin);
-        let checked: Result<Vec<_>, Error> = named.iter().map(RawWorker::check).collect();
-        let mut workers = checked?;
-        if workers.is_empty() && embedded == 0 {
-            workers.extend(from_environment(lookup)?);
-            origins.insert("worker".to_owned(), Origin::Environment(names::BASE_URL));
+        f.comes_from("worker", origin);
+        let mut count = named.len().saturating_add(embedded);
+        let numbered = named.iter().enumerate();
+        let checked = numbered.filter_map(|(n, raw)| raw.check(&format!("worker.{n}"), f));
+        let mut workers: Vec<_> = checked.collect();
+        if count == 0 {
+            let one = from_environment(lookup);
+            count = usize::from(!matches!(one, Ok(None)));
+            workers.extend(f.kept(one));
+            f.comes_from("worker", Origin::Environment(names::BASE_URL));
         }
-        match workers.len().saturating_add(embedded) {
-            0 => return Err(Error::NoWorker),
-            1..=WORKERS_MAX => apart::check(&workers, embedded)?,
+        match count {
+            0 if f.is_file_faulty() => {}
+            0 => f.wrong(Error::NoWorker),
+            1..=WORKERS_MAX => apart::check(&workers, embedded, |id, error| {
+                let at = named.iter().rposition(|raw| raw.id == *id).unwrap_or_default();
+                f.wrong_at(&format!("worker.{at}"), error);
+            }),
             count => {
                 let (value, range) = (count as u64, 1..=WORKERS_MAX as u64);
-                return Err(Error::Range { field: "workers", value, range });
+                f.wrong(Error::Range { field: "workers", value, range });
             }
         }
-        Ok(workers)
+        workers
     }
 }
 
 impl RawWorker {
-    fn check(&self) -> Result<WorkerSpec, Error> {
+    /// This worker, which stands at `place`, where nothing is wrong with it.
+    fn check(&self, place: &str, f: &mut Found<'_>) -> Option<WorkerSpec> {
         let id = self.id.clone();
+        let at = |field: &str| format!("{place}.{field}");
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-        if id.is_empty() || id.len() > super::WORKER_ID_BYTES_MAX || !id.bytes().all(plain) {
-            let right = super::WORKER_ID_RIGHT;
-            return Err(Error::Value { field: "worker", value: id, right });
+        let is_id = (1..=super::WORKER_ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(plain);
+        if !is_id {
+            let (value, right) = (id.clone(), super::WORKER_ID_RIGHT);
+            f.wrong_at(&at("id"), Error::Value { field: "worker", value, right });
         }
-        let endpoints = Endpoints::new(&self.url).map_err(|reason| {
-            let value = shown_url(&self.url, &reason);
-            Error::Url { id: id.clone(), value, reason }
-        })?;
-        let host = endpoints.origin().host().to_owned();
+        let endpoints = f.kept_at(
+            &at("url"),
+            Endpoints::new(&self.url).map_err(|reason| {
+                let value = shown_url(&self.url, &reason);
+                Error::Url { id: id.clone(), value, reason }
+            }),
+        );
+        let host = endpoints.as_ref().map_or("localhost", |all| all.origin().host()).to_owned();
         let socket = |field, written: &Option<String>| {
-            let parse = |value: &String| {
-                Endpoint::parse(value, &host).map_err(|reason| Error::Socket {
-                    id: id.clone(),
-                    field,
-                    reason,
-                })
-            };
+            let wrong = |reason| Error::Socket { id: id.clone(), field, reason };
+            let parse = |value: &String| Endpoint::parse(value, &host).map_err(wrong);
             written.as_ref().map(parse).transpose()
         };
-        let (kv, replay) = (socket("kv", &self.kv)?, socket("replay", &self.replay)?);
-        if let (None, Some(value)) = (&kv, &self.replay) {
-            return Err(Error::ReplayAlone { id, value: value.clone() });
+        let kv = f.kept_at(&at("kv"), socket("kv", &self.kv));
+        let replay = f.kept_at(&at("replay"), socket("replay", &self.replay));
+        if let (None, Some(value)) = (&self.kv, &self.replay) {
+            let (id, value) = (id.clone(), value.clone());
+            f.wrong_at(&at("replay"), Error::ReplayAlone { id, value });
+            return None;
         }
-        Ok(WorkerSpec { id, endpoints, kv, replay, defer_aborts: self.defer_aborts })
+        let (endpoints, kv, replay) = (endpoints?, kv?, replay?);
+        is_id.then_some(WorkerSpec { id, endpoints, kv, replay, defer_aborts: self.defer_aborts })
     }
 }
 
@@ -571,6 +462,12 @@ fn default_db(lookup: Lookup<'_>) -> Result<(String, Option<PathBuf>), Error> {
         Some(folder) => Ok((format!("sqlite:{}", folder.join("fak.db").display()), Some(folder))),
         None => Err(super::Error::Missing { name: names::DB, right: "sqlite:PATH" }.into()),
     }
+}
+
+/// Whether only this machine reaches what listens there. An IPv4 address may be written as IPv6.
+#[must_use]
+pub fn is_loopback(listen: SocketAddr) -> bool {
+    listen.ip().to_canonical().is_loopback()
 }
 
 /// The first of flag, environment and file that says anything.
@@ -628,6 +525,18 @@ mod tests {
         let refused = resolve(&open, &[]).expect_err("unguarded");
         assert!(refused.contains("FAK_ADMIN_KEY"), "{refused}");
         assert!(resolve(&open, &[("FAK_ADMIN_KEY", "k3y")]).is_ok());
+        for (listen, is_own) in [
+            ("[::1]:80", true),
+            ("[::ffff:127.0.0.1]:80", true),
+            ("[::ffff:10.0.0.1]:80", false),
+            ("[::]:80", false),
+        ] {
+            assert_eq!(
+                resolve(&format!("listen = {listen:?}\n{ONE}"), &[]).is_ok(),
+                is_own,
+                "{listen}"
+            );
+        }
     }
 
     #[test]
@@ -654,6 +563,36 @@ mod tests {
         let error = resolve(&format!("db = \"mysql://u:hidden@h\"\n{ONE}"), &[]);
         let error = error.expect_err("another database");
         assert!(error.contains("mysql:") && !error.contains("hidden"), "{error}");
+    }
+
+    #[test]
+    fn every_setting_that_cannot_be_used_is_told_with_its_line() {
+        let file = "listen = \"here\"\nprobe_every_ms = 1\nhold_ms = \"x\"\n\
+            [[worker]]\nid = \"a b\"\nurl = \"ftp://h\"\nkv = \"ipc://x\"\n\
+            [[worker]]\nid = \"b\"\nurl = \"http://h\"\n\
+            [[worker]]\nid = \"b\"\nurl = \"http://i\"\n\
+            [[key]]\ntenant = \"a\"\nenv = \"NONE\"\n\
+            [weights]\nsalt = \"v\"\n";
+        let raw = Source::read(file, "fak.toml".to_owned());
+        let flags = Flags { db: Some("mysql:x".to_owned()), ..Flags::default() };
+        let told = raw.resolve(flags, &|_| None, 0).expect_err("all of it").to_string();
+        let lines: Vec<_> = told.lines().collect();
+        assert_eq!(lines[0], "10 settings cannot be used:", "{told}");
+        for line in [
+            "fak.toml, line 1: listen=\"here\" is not an IP address",
+            "fak.toml, line 2: probe_every_ms=1 is not from 50 to 60000",
+            "fak.toml, line 3: hold_ms: invalid type: string \"x\"",
+            "fak.toml, line 5: worker=\"a b\" is not ",
+            "fak.toml, line 6: worker a b: url=\"ftp://h\" does not start with",
+            "fak.toml, line 7: worker a b: kv: ",
+            "fak.toml, line 11: worker=\"b\" is named twice",
+            "fak.toml, line 14: key of tenant \"a\": environment variable NONE is not set",
+            "fak.toml, line 18: weights.salt=\"v\" is not off or version",
+            "db=\"mysql:…\" is not sqlite:PATH",
+        ] {
+            let is_told = lines.iter().any(|told| told.trim_start().starts_with(line));
+            assert!(is_told, "{line}\n{told}");
+        }
     }
 
     #[test]
@@ -709,7 +648,7 @@ mod tests {
         }
         let apart = worker("a", 1, kv) + &worker("b", 2, "kv = \"tcp://127.0.0.1:5558\"");
         assert!(resolve(&apart, &[]).is_ok());
-        let names = ["localhost", "127.0.0.1", "[::1]", "LOCALHOST"];
+        let names = ["localhost", "127.0.0.1", "[::1]", "LOCALHOST", "[::ffff:127.0.0.1]"];
         for name in &names[1..] {
             let at =
                 |id: &str, host| format!("[[worker]]\nid={id:?}\nurl=\"http://{host}:8000\"\n");
@@ -740,8 +679,9 @@ mod tests {
         let file = folder.join("fak.toml");
         std::fs::write(&file, format!("{ONE}[[key]]\ntenant = \"a\"\nsecret = \"sk-hidden\"\n"))
             .expect("a file");
-        let error = Raw::read(&file).expect_err("it is inline");
-        let told = format!("{:#}", anyhow::Error::new(error));
+        let raw = Raw::read(&file).expect("it is there");
+        let told =
+            raw.resolve(Flags::default(), &|_| None, 0).expect_err("it is inline").to_string();
         assert!(told.contains("line 6") && told.contains("secret"), "{told}");
         assert!(!told.contains("hidden"), "{told}");
         std::fs::remove_dir_all(&folder).expect("its own folder");
@@ -759,7 +699,8 @@ mod tests {
     #[test]
     fn a_worker_is_written_in_one_word() {
         let raw: RawWorker = "v0=http://h:1/v1,kv=tcp://*:5,replay=tcp://*:6".parse().expect("ok");
-        let spec = raw.check().expect("ok");
+        let source = Source::default();
+        let spec = raw.check("worker.0", &mut Found::new(&source, BTreeMap::new())).expect("ok");
         assert_eq!(spec.kv.expect("kv").to_string(), "tcp://h:5");
         assert!("v0".parse::<RawWorker>().is_err());
         assert!("v0=http://h,x=1".parse::<RawWorker>().is_err());

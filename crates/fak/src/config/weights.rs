@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::serve::Error;
+use super::faults::Error;
 
 /// What the file says of weights.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]

@@ -155,8 +155,9 @@ async fn resolved(host: &str, port: u16) -> BTreeSet<SocketAddr> {
 
 /// The same address for all that lead to this machine.
 fn canonical(address: SocketAddr) -> SocketAddr {
-    let is_own = address.ip().is_loopback() || is_of_this_machine(address.ip());
-    let ip = if is_own { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { address.ip().to_canonical() };
+    let ip = address.ip().to_canonical();
+    let is_own = ip.is_loopback() || is_of_this_machine(ip);
+    let ip = if is_own { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { ip };
     SocketAddr::new(ip, address.port())
 }
 

@@ -109,14 +109,12 @@ async fn options_that_are_unknown_misplaced_or_missing_are_refused_before_an_act
     let wrong = rig.ask("PUT", "/fak/v1/workers/w0/pause", &[], "").await;
     assert_eq!((wrong.status, &wrong.json()["error"]["code"]), (405, &json!("method_not_allowed")));
     let long = format!(r#"{{"mode":"{}"}}"#, "x".repeat(1 << 20));
-    for (path, body, status) in
-        [("/fak/v1/workers/w0/pause", long.as_str(), 413), ("/fak/v1/workers/%ff/pause", "", 400)]
-    {
+    for (path, body, told) in [
+        ("/fak/v1/workers/w0/pause", long.as_str(), (413, "body_too_large")),
+        ("/fak/v1/workers/%ff/pause", "", (400, "bad_request")),
+    ] {
         let answer = rig.post(path, body).await;
-        assert_eq!(
-            (answer.status, &answer.json()["error"]["code"]),
-            (status, &json!("bad_request"))
-        );
+        assert_eq!((answer.status, answer.json()["error"]["code"].as_str().unwrap()), told);
     }
     let quarantine = rig.post("/fak/v1/workers/w0/quarantine", r#"{"flush":true}"#).await;
     assert_eq!(quarantine.status, 404);
@@ -408,5 +406,54 @@ async fn a_move_that_does_not_fit_says_which_one_does() {
         assert_eq!(answer.status, 409, "{refused}: {}", answer.text);
         let message = answer.json()["error"]["message"].to_string();
         assert!(message.contains(told), "{refused}: {message}");
+    }
+}
+
+/// Of a body that is announced too long nothing is waited for.
+#[tokio::test]
+async fn a_control_request_whose_body_is_announced_too_long_is_refused_at_once() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    let rig = Rig::start(1).await;
+    let before = rig.get("/fak/v1/witness").await.json();
+    for path in ["/sleep", "/pause", "/fak/v1/workers/w0/sleep", "/fak/v1/rollout/begin"] {
+        let address = rig.url().strip_prefix("http://").unwrap().to_owned();
+        let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-length: 9999999999\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 413 "), "{path}: {answer}");
+        let error = serde_json::from_str::<Value>(body).unwrap()["error"].take();
+        assert!(error["message"].as_str().unwrap().contains("65536 bytes"), "{error}");
+        let code = if path.starts_with("/fak/") { json!("body_too_large") } else { json!(413) };
+        assert_eq!(error["code"], code, "{path}");
+    }
+    assert_eq!(rig.get("/fak/v1/witness").await.json(), before);
+}
+
+#[tokio::test]
+async fn what_is_answered_has_the_fields_that_are_described() {
+    use std::collections::BTreeSet;
+
+    let rig = Rig::start(1).await;
+    rig.served("s", "w0");
+    rig.post("/fak/v1/workers/w0/pause", "{}").await;
+    let described = rig.get("/openapi.json").await.json();
+    let worker = rig.get("/fak/v1/workers/w0").await.json();
+    let keys = |object: &Value| -> BTreeSet<String> {
+        object.as_object().unwrap().keys().cloned().collect()
+    };
+    for (schema, answered) in [
+        ("Worker", &worker),
+        ("Stream", &worker["streams"][0]),
+        ("Session", &rig.get("/fak/v1/sessions/s").await.json()),
+        ("Row", &rig.get("/fak/v1/witness").await.json()[0]),
+    ] {
+        let properties = &described["components"]["schemas"][schema]["properties"];
+        assert_eq!(keys(answered), keys(properties), "{schema}");
     }
 }

@@ -10,6 +10,7 @@
 
 mod crash;
 mod ledger;
+mod open_files;
 mod peer;
 mod phases;
 pub(crate) mod process;

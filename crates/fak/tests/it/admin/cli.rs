@@ -220,8 +220,19 @@ async fn where_no_fak_answers_the_client_says_so() {
     assert!(said.err.contains(&format!("no fak answers at http://{free}")), "{}", said.err);
     assert!(said.err.contains("FAK_ADDR"), "{}", said.err);
     assert_eq!(run(command("http://u:p@h", &["worker", "ls"])).await.code, 64);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_that_leads_to_an_engine_is_said_to_be_no_faks() {
     let rig = Rig::start(1).await;
     let engine = rig.sims[0].base_url();
-    let said = run(command(&engine, &["worker", "ls"])).await;
-    assert_eq!(said.code, 2, "an engine knows no such path: {}", said.err);
+    for line in
+        [&["worker", "ls"][..], &["session", "ls"], &["worker", "sleep", "w0", "--level", "1"]]
+    {
+        let said = run(command(&engine, line)).await;
+        assert_eq!((said.code, said.out.as_str()), (2, ""), "{line:?}");
+        for told in [&*engine, "does not answer as fak does", "404", "FAK_ADDR", "engine"] {
+            assert!(said.err.contains(told), "{told}: {}", said.err);
+        }
+    }
 }

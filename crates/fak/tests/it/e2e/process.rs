@@ -37,6 +37,8 @@ pub(crate) struct Setup {
     workers: Vec<(String, String)>,
     /// Whether the ledger's place is left to fak, in a home of the test's own.
     has_home_only: bool,
+    /// What a shell does before it becomes fak.
+    shell: Option<&'static str>,
 }
 
 impl Setup {
@@ -47,7 +49,8 @@ impl Setup {
         std::fs::create_dir_all(&folder).unwrap();
         let (settings, workers) = (BTreeMap::new(), Vec::new());
         let (file, environment) = (String::new(), Vec::new());
-        let setup = Self { folder, settings, file, environment, workers, has_home_only: false };
+        let (has_home_only, shell) = (false, None);
+        let setup = Self { folder, settings, file, environment, workers, has_home_only, shell };
         setup.set("probe_every_ms", 50).set("drain_announce_ms", 0)
     }
 
@@ -82,6 +85,12 @@ impl Setup {
     /// Names no ledger: fak makes one in an empty home.
     pub(crate) fn home_only(mut self) -> Self {
         self.has_home_only = true;
+        self
+    }
+
+    /// Has a shell do this first, such as `ulimit`.
+    pub(crate) fn after(mut self, shell: &'static str) -> Self {
+        self.shell = Some(shell);
         self
     }
 
@@ -126,7 +135,11 @@ impl Setup {
         let file = self.folder.join("fak.toml");
         let settings = self.settings.iter().map(|(key, value)| format!("{key} = {value}\n"));
         std::fs::write(&file, settings.collect::<String>() + &self.file).unwrap();
-        let mut made = Command::new(env!("CARGO_BIN_EXE_fak"));
+        let fak = env!("CARGO_BIN_EXE_fak");
+        let mut made = Command::new(if self.shell.is_some() { "/bin/sh" } else { fak });
+        if let Some(shell) = self.shell {
+            made.args(["-c", &format!("{shell}; exec \"$@\""), "sh", fak]);
+        }
         made.env_clear().env("FAK_LOG", "info");
         if self.has_home_only {
             made.env("HOME", &self.folder);
@@ -224,6 +237,14 @@ impl Fak {
     /// What it has said on stderr so far.
     pub(crate) fn talk(&self) -> String {
         self.talk.lock().unwrap().clone()
+    }
+
+    /// The soft and the hard limit of its open files.
+    pub(crate) fn open_files_max(&self) -> (u64, u64) {
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", self.child.id())).unwrap();
+        let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+        let mut limits = line.split_whitespace().map(|limit| limit.parse().unwrap());
+        (limits.next().unwrap(), limits.next().unwrap())
     }
 
     /// `kill -9`.

@@ -27,7 +27,8 @@ async fn cached(fak: &Fak, key: &str, salt: Option<&str>) -> u64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_configured_tenant_has_a_cache_of_its_own_whatever_its_clients_say() {
     let sim = Sim::start(SimConfig::default(), Binds::default()).await.unwrap();
-    let fak = setup("tenants").sims([&sim]).start().await;
+    let setup = setup("tenants").sims([&sim]);
+    let fak = setup.start().await;
     fak.worker_is("w0", "serving", true).await;
     assert_eq!(fak.try_ask(&prompt(1)).await.status, 401);
     let (alice, bob) = ("sk-hidden-alice", "sk-hidden-bob");
