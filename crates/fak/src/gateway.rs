@@ -65,6 +65,7 @@ use audit::Audits;
 use body::Room;
 use choosing::{Breakers, OnRanks};
 use deferred::Deferred;
+use error::Dialect;
 use keys::Keys;
 use metrics::{Failure, Metrics, Outcome};
 use owed::Owed;
@@ -308,6 +309,7 @@ impl Gateway {
     {
         let shared = &self.shared;
         let request_id = headers::request_id(request.headers());
+        let dialect = Dialect::of_path(request.uri().path());
         let route = intake::route(request.method(), request.uri().path());
         let ticket = Ticket::new(&shared.metrics, route.as_ref().ok().copied(), request_id.clone());
         let answered = match route {
@@ -320,7 +322,7 @@ impl Gateway {
             let id = request_id.to_str().unwrap_or_default();
             tracing::debug!(request_id = id, code = problem.code(), %problem, "no answer");
             ticket.end(outcome(&problem), None);
-            problem.answer()
+            problem.answer(dialect)
         });
         answer.headers_mut().insert(headers::REQUEST_ID, request_id);
         answer
@@ -336,8 +338,14 @@ impl Shared {
         if let Err(problem) = self.keys.caller(request.headers()) {
             return Err(Box::new((problem, ticket)));
         }
-        ticket.end(Outcome::Ok, None);
-        Ok(models::list(&self.fleet.snapshot(), &self.config.models))
+        let (fleet, path) = (self.fleet.snapshot(), request.uri().path());
+        match models::answer(&fleet, &self.config.models, path) {
+            Ok(answer) => {
+                ticket.end(Outcome::Ok, None);
+                Ok(answer)
+            }
+            Err(problem) => Err(Box::new((problem, ticket))),
+        }
     }
 
     async fn infer<B>(

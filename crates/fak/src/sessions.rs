@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use fak_kernel::Evidence;
 
-pub use id::{BadId, ID_BYTES_MAX, check};
+pub use id::{BadId, ID_BYTES_MAX, named};
 pub use keeper::Keeper;
 pub use session::{Dormancy, Turn, View};
 
@@ -93,7 +93,7 @@ impl Sessions {
     /// # Errors
     /// [`BadId`].
     pub fn resolve(&self, id: &str) -> Result<Turn, BadId> {
-        check(id)?;
+        named(id.as_bytes())?;
         let now = self.now();
         let mut by_id = self.lock();
         let session = match by_id.get(id) {

@@ -72,9 +72,9 @@ impl HttpBody for Body {
 
 /// How long nothing of a request's body may come: one that stays away holds room that others need.
 pub(super) const SILENCE: Duration = Duration::from_secs(30);
-/// Bytes a second that a body brings at least, once that time is over: else a byte now and then
-/// keeps a connection for hours.
-const BYTES_PER_SECOND_MIN: u64 = 1024;
+/// Bytes a second that a body brings at least, but for that time: else a byte now and then keeps a
+/// connection, and the room of what came before, for hours.
+pub(super) const BYTES_PER_SECOND_MIN: u64 = 1024;
 
 /// Bytes that one permit stands for.
 const PERMIT_BYTES: usize = 1024;
@@ -144,11 +144,9 @@ impl Room {
     {
         let mut first = Bytes::new();
         let mut rest = BytesMut::new();
-        let begun = Instant::now();
+        let mut by = Instant::now() + SILENCE;
         loop {
             let length = first.len().max(rest.len());
-            let at_least = Duration::from_secs(length as u64 / BYTES_PER_SECOND_MIN);
-            let by = (Instant::now() + SILENCE).min(begun + SILENCE + at_least);
             let frame = timeout_at(by, body.frame()).await.map_err(|_| Problem::BodySlow)?;
             let Some(frame) = frame else { break };
             let Ok(data) = frame.map_err(|_| Problem::BodyCut)?.into_data() else { continue };
@@ -156,6 +154,8 @@ impl Room {
                 return Err(Problem::BodyTooLarge(self.body_bytes_max));
             }
             self.grow(room, length + data.len())?;
+            // What comes fast buys no time in which nothing comes.
+            by = (by + paid(data.len())).min(Instant::now() + SILENCE);
             if first.is_empty() {
                 first = data;
             } else {
@@ -170,6 +170,11 @@ impl Room {
         }
         Ok(if rest.is_empty() { first } else { rest.freeze() })
     }
+}
+
+/// The time that so many bytes may take at most.
+fn paid(bytes: usize) -> Duration {
+    Duration::from_millis(bytes as u64 * 1000 / BYTES_PER_SECOND_MIN)
 }
 
 #[cfg(test)]
@@ -257,5 +262,17 @@ mod tests {
         let slow = room.read(Slow::new(4, 40_000, Duration::from_secs(25))).await;
         assert_eq!(slow.expect_err("it never ends"), Problem::BodySlow);
         assert!(begun.elapsed() > 4 * Duration::from_secs(25), "all of it was waited for");
+    }
+
+    /// Of 1 GiB of room 32 such bodies kept all for nine hours.
+    #[tokio::test(start_paused = true)]
+    async fn bytes_that_came_at_once_keep_no_room_for_hours() {
+        let room = Room::new(32 << 20, 32 << 20);
+        let mut body = Slow::new(1000, 1, Duration::from_secs(15));
+        body.frames.push_front(Bytes::from(vec![b'x'; 31 << 20]));
+        let begun = Instant::now();
+        let read = room.read(body).await;
+        assert_eq!(read.expect_err("a byte each 15 s"), Problem::BodySlow);
+        assert_eq!(begun.elapsed(), Duration::from_secs(15) + SILENCE);
     }
 }

@@ -1,20 +1,20 @@
-//! What a client is told when it gets no answer: the one place where failures become OpenAI error
-//! bodies.
+//! What a client is told when it gets no answer: the one place where failures become error bodies.
 //!
-//! Invariant: every problem has a status, a closed code, a side and a word on retries; a client
-//! never reads the text of an internal error.
+//! Invariant: every problem has a status, a closed code, a side and a word on retries, in the
+//! protocol of the path that was asked; a client never reads the text of an internal error.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use fak_wire::openai::{ErrorBody, ErrorCode, RequestError};
-use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{ACCEPT_ENCODING, ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 
 use super::body::Body;
 use super::headers;
 use super::models::Nearest;
-use crate::engine;
+use crate::engine::{self, Data};
+use crate::sessions::BadId;
 
 /// Whose fault it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,26 @@ pub enum Side {
     Worker,
     /// fak has no room, or is stopping.
     Gateway,
+}
+
+/// Whose clients ask at a path, and so whose errors they read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// OpenAI's: `{"error":{..}}`.
+    OpenAi,
+    /// Anthropic's: `{"type":"error","error":{..}}`.
+    Anthropic,
+}
+
+impl Dialect {
+    /// That of `path`, whether or not it is served.
+    pub(super) fn of_path(path: &str) -> Self {
+        let below = path.strip_prefix(Data::Messages.path());
+        match below {
+            Some(rest) if rest.is_empty() || rest.starts_with('/') => Self::Anthropic,
+            _ => Self::OpenAi,
+        }
+    }
 }
 
 /// Why a request gets no answer of an engine's.
@@ -40,23 +60,36 @@ pub enum Problem {
     #[error("a valid API key is needed, as a bearer token or as x-api-key")]
     Key,
     /// The body is larger than the limit, in bytes.
-    #[error("the body is larger than {0} bytes")]
+    #[error(
+        "the body is larger than {0} bytes, the limit body_bytes_max of this gateway: send a \
+         smaller one, or have the limit raised"
+    )]
     BodyTooLarge(usize),
+    /// The body is compressed.
+    #[error(
+        "the body has content-encoding {0:?}, and only bodies without one (identity) are taken: \
+         turn compression of requests off"
+    )]
+    BodyEncoded(String),
     /// The body did not come whole.
     #[error("the body could not be read to its end")]
     BodyCut,
-    /// No more of the body came for too long.
-    #[error("no more of the body came within {} s", super::body::SILENCE.as_secs())]
+    /// The body came too slowly, or no more of it came.
+    #[error(
+        "the body stayed away for {} s, or came at less than {} bytes a second",
+        super::body::SILENCE.as_secs(),
+        super::body::BYTES_PER_SECOND_MIN
+    )]
     BodySlow,
     /// Too many bytes of bodies wait already.
-    #[error("too many large requests are in flight")]
+    #[error("the bodies of all requests in flight reach the limit bodies_bytes_max: ask again")]
     NoRoom,
     /// The body is not what the route takes.
     #[error("{0}")]
     Request(#[from] RequestError),
     /// The session's name is not one.
     #[error("{0}")]
-    Session(String),
+    Session(#[from] BadId),
     /// The session is at rest.
     #[error(
         "session {id} is dormant: it was put to rest by {action}{}; {} brings it back",
@@ -175,6 +208,7 @@ impl Problem {
             Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::Key => StatusCode::UNAUTHORIZED,
             Self::BodyTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BodyEncoded(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::BodySlow => StatusCode::REQUEST_TIMEOUT,
             Self::BodyCut | Self::Request(_) | Self::Session(_) => StatusCode::BAD_REQUEST,
             Self::Dormant { .. } => StatusCode::CONFLICT,
@@ -205,6 +239,7 @@ impl Problem {
             Self::Method(_) => "method_not_allowed",
             Self::Key => "invalid_api_key",
             Self::BodyTooLarge(_) => "body_too_large",
+            Self::BodyEncoded(_) => "body_encoded",
             Self::BodyCut => "body_cut",
             Self::BodySlow => "body_slow",
             Self::NoRoom => "too_many_bytes_in_flight",
@@ -288,6 +323,7 @@ impl Problem {
         match self {
             Self::Request(error) => error.param(),
             Self::Model(_) => Some("model"),
+            Self::Session(_) => Some("x-fak-session"),
             _ => None,
         }
     }
@@ -304,24 +340,56 @@ impl Problem {
         }
     }
 
-    /// The error as OpenAI clients know it.
-    #[must_use]
-    pub fn body(&self) -> ErrorBody {
+    /// Anthropic's type of error for the status: of a 4xx that is not on their list
+    /// `invalid_request_error`, as their API has it (docs.claude.com/en/api/errors).
+    fn anthropic_kind(&self) -> &'static str {
+        match self.status().as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            409 => "conflict_error",
+            413 => "request_too_large",
+            400..=499 => "invalid_request_error",
+            503 => "overloaded_error",
+            504 => "timeout_error",
+            _ => "api_error",
+        }
+    }
+
+    /// The error as clients of this dialect know it.
+    pub(super) fn body(&self, dialect: Dialect) -> ErrorBody {
+        let kind = match dialect {
+            Dialect::OpenAi => self.kind(),
+            Dialect::Anthropic => self.anthropic_kind(),
+        };
         ErrorBody {
             message: self.to_string(),
-            kind: self.kind().to_owned(),
+            kind: kind.to_owned(),
             param: self.param().map(str::to_owned),
             code: Some(ErrorCode::Name(self.code().to_owned())),
         }
     }
 
-    /// The whole answer.
-    #[must_use]
-    pub fn answer(&self) -> Response<Body> {
-        let mut response = Response::new(Body::full(Bytes::from(self.body().to_bytes())));
+    /// The whole answer, for a client of this dialect.
+    pub(super) fn answer(&self, dialect: Dialect) -> Response<Body> {
+        let body = self.body(dialect);
+        let body = match dialect {
+            Dialect::OpenAi => body.to_bytes(),
+            Dialect::Anthropic => body.to_messages_bytes(),
+        };
+        let mut response = Response::new(Body::full(Bytes::from(body)));
         *response.status_mut() = self.status();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        match self {
+            Self::Method(taken) => {
+                headers.insert(ALLOW, HeaderValue::from_static(taken));
+            }
+            Self::BodyEncoded(_) => {
+                headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            }
+            _ => {}
+        }
         if !self.should_retry() {
             headers.insert(headers::SHOULD_RETRY, HeaderValue::from_static("false"));
         }

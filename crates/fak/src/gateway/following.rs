@@ -6,6 +6,7 @@
 use fak_wire::openai::{ErrorBody, StreamEnd, TypedEvent, Usage};
 use serde_json::value::RawValue;
 
+use super::error::{Dialect, Problem};
 use super::frames::Fate;
 use super::reading::{self, Opening, Reading};
 use crate::engine::Data;
@@ -116,13 +117,14 @@ impl Events {
         }
     }
 
-    fn failure(&self, error: &ErrorBody) -> Vec<u8> {
+    fn failure(&self, problem: &Problem) -> Vec<u8> {
         match self.protocol {
-            Protocol::Messages => error.to_messages_event(),
+            Protocol::Messages => problem.body(Dialect::Anthropic).to_messages_event(),
             Protocol::Responses => {
+                let error = problem.body(Dialect::OpenAi);
                 error.to_response_event(self.response.as_deref(), self.next_number)
             }
-            Protocol::Unknown => error.to_event(),
+            Protocol::Unknown => problem.body(Dialect::OpenAi).to_event(),
         }
     }
 }
@@ -179,10 +181,10 @@ impl Following {
     }
 
     /// The event that ends the stream where it fails.
-    pub(super) fn failure(&self, error: &ErrorBody) -> Vec<u8> {
+    pub(super) fn failure(&self, problem: &Problem) -> Vec<u8> {
         match self {
-            Self::Chunks(_) => error.to_event(),
-            Self::Events(events) => events.failure(error),
+            Self::Chunks(_) => problem.body(Dialect::OpenAi).to_event(),
+            Self::Events(events) => events.failure(problem),
         }
     }
 
@@ -198,16 +200,11 @@ impl Following {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fak_wire::openai::ErrorCode;
     use serde_json::{Value, json};
 
-    fn boom() -> ErrorBody {
-        ErrorBody {
-            message: "line\nbreak".to_owned(),
-            kind: "ServiceUnavailableError".to_owned(),
-            param: None,
-            code: Some(ErrorCode::Name("worker_silent".to_owned())),
-        }
+    /// Its message has two lines.
+    fn boom() -> Problem {
+        Problem::Model("line\nbreak".to_owned())
     }
 
     fn see(following: &mut Following, kind: &str, more: Value) {
@@ -244,7 +241,7 @@ mod tests {
         assert_eq!(data["sequence_number"], 5);
         let response = &data["response"];
         assert_eq!((&response["id"], &response["status"]), (&json!("resp_1"), &json!("failed")));
-        assert_eq!(response["error"]["message"], "line\nbreak");
+        assert_eq!(response["error"]["message"], boom().to_string());
         assert_eq!(following.end(), StreamEnd::Cut);
         let (_, data) = read(&Following::unread(Data::Responses).failure(&boom()));
         assert_eq!(data["response"]["status"], "failed", "nothing was seen of it");
@@ -259,8 +256,10 @@ mod tests {
         assert!(following.has_begun());
         let (name, data) = read(&following.failure(&boom()));
         assert_eq!((name.as_str(), &data["type"]), ("error", &json!("error")));
-        assert_eq!(data["error"]["type"], "api_error");
-        assert_eq!(data["error"]["message"], "line\nbreak");
+        assert_eq!(data["error"]["type"], "not_found_error");
+        assert_eq!(data["error"]["message"], boom().to_string());
+        let (_, data) = read(&following.failure(&Problem::Silent));
+        assert_eq!(data["error"]["type"], "timeout_error");
         see(&mut following, "message_stop", json!({}));
         assert_eq!(following.end(), StreamEnd::Complete);
     }

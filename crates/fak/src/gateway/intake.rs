@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fak_wire::openai::{Api, Request, RequestError};
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Method, Request as HttpRequest};
 use hyper::body::Body as HttpBody;
 use serde_json::{Map, Value};
@@ -24,11 +24,16 @@ use super::predicted::Chunks;
 use super::salts::{may_take_salt, takes_salt};
 use super::{Shared, headers, models};
 use crate::engine::{Data, Identity, Isolation};
-use crate::sessions::Turn;
+use crate::sessions::{self, Turn};
 
-/// The route of a request: an inference route of vLLM's, byte for byte.
+/// Characters of a refused encoding that are shown.
+const ENCODING_CHARS_MAX: usize = 64;
+
+/// The route of a request: an inference route of vLLM's, byte for byte, or the name of a model,
+/// which fak answers itself.
 pub(super) fn route(method: &Method, path: &str) -> Result<Data, Problem> {
-    let route = Data::from_path(path).filter(|_| path.starts_with("/v1/"));
+    let of_one = models::is_of_one(path).then_some(Data::Models);
+    let route = of_one.or(Data::from_path(path)).filter(|_| path.starts_with("/v1/"));
     let route = route.ok_or(Problem::NoRoute)?;
     if route.method() != *method {
         return Err(Problem::Method(if route.method() == Method::GET { "GET" } else { "POST" }));
@@ -57,6 +62,7 @@ impl Shared {
     {
         let (parts, body) = request.into_parts();
         let caller = self.keys.caller(&parts.headers)?;
+        refuse_encoded(&parts.headers)?;
         let whole = self.room.read(body).await.inspect_err(|problem| {
             if matches!(problem, Problem::BodyTooLarge(_)) {
                 self.metrics.too_large.inc();
@@ -103,8 +109,7 @@ impl Shared {
     fn turn(&self, headers: &HeaderMap, fields: Option<&Request>) -> Result<Option<Turn>, Problem> {
         let Some(sessions) = &self.sessions else { return Ok(None) };
         let turn = if let Some(named) = headers.get(headers::SESSION) {
-            let id = named.to_str().map_err(|error| Problem::Session(error.to_string()))?;
-            sessions.resolve(id).map_err(|error| Problem::Session(error.to_string()))?
+            sessions.resolve(sessions::named(named.as_bytes())?)?
         } else {
             let key = fields.map(Request::prompt_cache_key).transpose()?.flatten();
             let key = key.or_else(|| agents_session(headers, fields));
@@ -208,6 +213,19 @@ impl Shared {
     }
 }
 
+/// Refuses a body that is compressed: fak reads it, and vLLM takes none (0.32.0, source).
+fn refuse_encoded(headers: &HeaderMap) -> Result<(), Problem> {
+    let encodings = headers.get_all(CONTENT_ENCODING).iter();
+    let encoded = encodings.filter(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"));
+    match encoded.into_iter().next() {
+        None => Ok(()),
+        Some(encoding) => {
+            let shown = String::from_utf8_lossy(encoding.as_bytes());
+            Err(Problem::BodyEncoded(shown.chars().take(ENCODING_CHARS_MAX).collect()))
+        }
+    }
+}
+
 /// The session that an agent names in its own way: Claude Code in a header, and in the
 /// `metadata.user_id` of its messages, as JSON with a `session_id` or as `.._session_ID`.
 fn agents_session(headers: &HeaderMap, fields: Option<&Request>) -> Option<String> {
@@ -284,6 +302,8 @@ mod tests {
         let at = |method: Method, path: &str| route(&method, path);
         assert_eq!(at(Method::POST, "/v1/chat/completions"), Ok(Data::ChatCompletions));
         assert_eq!(at(Method::GET, "/v1/models"), Ok(Data::Models));
+        assert_eq!(at(Method::GET, "/v1/models/org%2Fm"), Ok(Data::Models));
+        assert_eq!(at(Method::POST, "/v1/models/m"), Err(Problem::Method("GET")));
         assert_eq!(at(Method::GET, "/v1/chat/completions"), Err(Problem::Method("POST")));
         for path in [
             "/sleep",
@@ -300,6 +320,7 @@ mod tests {
             "/tokenize",
             "/health",
             "/v1/chat/completions/",
+            "/v1/models/",
             "/v1/chat/completions/../../sleep",
             "/v1/load_lora_adapter",
         ] {

@@ -1,7 +1,9 @@
-//! `GET /v1/models`: every configured model, whether or not anybody serves it now.
+//! `GET /v1/models` and `GET /v1/models/ID`: every configured model, whether or not anybody serves
+//! it now.
 //!
 //! Invariant: a model that is asleep or cannot be reached is listed, with its state; what no worker
-//! and no configuration names is unknown.
+//! and no configuration names is unknown; and a length that is listed fits every worker of the
+//! model.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,10 +12,16 @@ use bytes::Bytes;
 use fak_kernel::Phase;
 use http::Response;
 use http::header::{CONTENT_TYPE, HeaderValue};
-use serde_json::json;
+use percent_encoding::percent_decode_str;
+use serde_json::{Value, json};
 
 use super::body::Body;
+use super::error::Problem;
+use crate::engine::{Data, Model};
 use crate::fleet::{Snapshot, State};
+
+/// Characters of a model's name that are shown where it is unknown.
+const ID_CHARS_MAX: usize = 256;
 
 /// What a client can expect of a model. The best of its workers counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,28 +53,92 @@ impl Status {
     }
 }
 
-/// The answer.
-pub(super) fn list(snapshot: &Snapshot, configured: &[String]) -> Response<Body> {
-    let mut models: BTreeMap<&str, Status> =
-        configured.iter().map(|model| (model.as_str(), Status::Failed)).collect();
+/// A model, as its workers tell of it together.
+struct Card {
+    status: Status,
+    /// The smallest of those that its workers tell: a request may go to any of them.
+    tokens_max: Option<u32>,
+    /// The model that an adapter sits on; none where its workers differ.
+    parent: Option<String>,
+}
+
+impl Card {
+    fn of(status: Status, model: &Model) -> Self {
+        let parent = model.parent.as_deref().map(str::to_owned);
+        Self { status, tokens_max: model.tokens_max, parent }
+    }
+
+    fn and(&mut self, other: Self) {
+        self.status = self.status.max(other.status);
+        self.tokens_max = self.tokens_max.into_iter().chain(other.tokens_max).min();
+        self.parent = self.parent.take().filter(|parent| Some(parent) == other.parent.as_ref());
+    }
+
+    fn to_json(&self, id: &str) -> Value {
+        json!({
+            "id": id,
+            "object": "model",
+            "created": 0,
+            "owned_by": "fak",
+            "parent": self.parent,
+            "max_model_len": self.tokens_max,
+            "status": self.status.as_str(),
+        })
+    }
+}
+
+/// Every model by its name.
+fn cards(snapshot: &Snapshot, configured: &[String]) -> BTreeMap<String, Card> {
+    let mut cards = BTreeMap::<String, Card>::new();
     for view in &snapshot.workers {
         let status = Status::of(&view.state);
-        for model in view.state.models.names() {
-            let best = models.entry(model).or_insert(status);
-            *best = status.max(*best);
+        for model in view.state.models.iter() {
+            let card = Card::of(status, model);
+            match cards.get_mut(&*model.id) {
+                Some(known) => known.and(card),
+                None => drop(cards.insert(model.id.to_string(), card)),
+            }
         }
     }
-    let data: Vec<_> = models
-        .iter()
-        .map(|(id, status)| {
-            let status = status.as_str();
-            json!({"id": id, "object": "model", "created": 0, "owned_by": "fak", "status": status})
-        })
-        .collect();
-    let body = json!({"object": "list", "data": data}).to_string();
-    let mut response = Response::new(Body::full(Bytes::from(body)));
+    for model in configured {
+        let nobody = || Card { status: Status::Failed, tokens_max: None, parent: None };
+        cards.entry(model.clone()).or_insert_with(nobody);
+    }
+    cards
+}
+
+/// The answer to `path`, which is of this route.
+pub(super) fn answer(
+    snapshot: &Snapshot,
+    configured: &[String],
+    path: &str,
+) -> Result<Response<Body>, Problem> {
+    let cards = cards(snapshot, configured);
+    let body = match named(path) {
+        None => {
+            let data: Vec<_> = cards.iter().map(|(id, card)| card.to_json(id)).collect();
+            json!({ "object": "list", "data": data })
+        }
+        Some(id) => match cards.get(&id) {
+            Some(card) => card.to_json(&id),
+            None => return Err(Problem::Model(id.chars().take(ID_CHARS_MAX).collect())),
+        },
+    };
+    let mut response = Response::new(Body::full(Bytes::from(body.to_string())));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
+    Ok(response)
+}
+
+/// Whether `path` asks for one model. Its name may hold slashes, escaped or not: clients differ.
+pub(super) fn is_of_one(path: &str) -> bool {
+    named(path).is_some()
+}
+
+/// The model that `path` asks for.
+fn named(path: &str) -> Option<String> {
+    let id = path.strip_prefix(Data::Models.path())?.strip_prefix('/')?;
+    let id = percent_decode_str(id).decode_utf8_lossy().into_owned();
+    Some(id).filter(|id| !id.is_empty())
 }
 
 /// Whether `model` may exist: somebody names it, or a worker has not told its models yet.

@@ -352,7 +352,7 @@ impl Relay {
         }
         self.is_unavailable = following.opening() == Opening::Unavailable;
         let usage = following.usage();
-        let last = following.failure(&Problem::Cut.body());
+        let last = following.failure(&Problem::Cut);
         let failure = match following.end() {
             StreamEnd::Complete => return (Outcome::Ok, usage),
             StreamEnd::Aborted => Failure::Aborted,
@@ -383,7 +383,7 @@ impl Relay {
             // What is held of an unfinished event is lost, so that the error is on a line of its
             // own.
             Reader::Events(frames, following) => {
-                let last = (!frames.is_opaque()).then(|| following.failure(&problem.body()));
+                let last = (!frames.is_opaque()).then(|| following.failure(&problem));
                 (following.usage(), last)
             }
             Reader::Whole(_) | Reader::Unread => (None, None),

@@ -6,34 +6,48 @@
 /// Bytes of an id.
 pub const ID_BYTES_MAX: usize = 256;
 
-/// A name that is refused. The messages name the field by which a session is given.
+/// What would be right.
+const RIGHT: &str = "it has to be 1 to 256 visible ASCII characters, without spaces";
+
+/// A name that is refused. The messages name the header by which a session is given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadId {
     /// Nothing.
-    #[error("x-fak-session is empty")]
+    #[error("x-fak-session is empty; {RIGHT}")]
     Empty,
     /// More than [`ID_BYTES_MAX`].
-    #[error("x-fak-session is {0} bytes long, and at most {ID_BYTES_MAX} are taken")]
+    #[error("x-fak-session is {0} bytes long; {RIGHT}")]
     TooLong(usize),
     /// Something that cannot be seen, or is not ASCII.
-    #[error("x-fak-session: byte {0} is no visible ASCII character")]
-    Unseen(usize),
+    #[error("x-fak-session={id:?} has the byte {byte:#04x} at position {at}; {RIGHT}")]
+    Unseen {
+        /// The name, as text.
+        id: String,
+        /// Where, from 0.
+        at: usize,
+        /// What stands there.
+        byte: u8,
+    },
 }
 
-/// Whether `id` may name a session.
+/// `id` as a session's name.
 ///
 /// # Errors
 /// [`BadId`].
-pub fn check(id: &str) -> Result<(), BadId> {
+pub fn named(id: &[u8]) -> Result<&str, BadId> {
     if id.is_empty() {
         return Err(BadId::Empty);
     }
     if id.len() > ID_BYTES_MAX {
         return Err(BadId::TooLong(id.len()));
     }
-    match id.bytes().position(|byte| !byte.is_ascii_graphic()) {
-        Some(at) => Err(BadId::Unseen(at)),
-        None => Ok(()),
+    let unseen = |at: usize| {
+        let id_shown = String::from_utf8_lossy(id).into_owned();
+        BadId::Unseen { id: id_shown, at, byte: id[at] }
+    };
+    match id.iter().position(|byte| !byte.is_ascii_graphic()) {
+        Some(at) => Err(unseen(at)),
+        None => std::str::from_utf8(id).map_err(|error| unseen(error.valid_up_to())),
     }
 }
 
@@ -43,14 +57,27 @@ mod tests {
 
     #[test]
     fn an_id_is_short_and_can_be_seen() {
-        assert_eq!(check("session-1/a:b"), Ok(()));
-        assert_eq!(check(&"x".repeat(ID_BYTES_MAX)), Ok(()));
-        assert_eq!(check(""), Err(BadId::Empty));
-        assert_eq!(check(&"x".repeat(ID_BYTES_MAX + 1)), Err(BadId::TooLong(ID_BYTES_MAX + 1)));
-        for (at, id) in [(1, "a b"), (0, "\n"), (1, "a\u{200b}"), (2, "ab\0"), (0, "é")] {
-            assert_eq!(check(id), Err(BadId::Unseen(at)), "{id:?}");
+        assert_eq!(named(b"session-1/a:b"), Ok("session-1/a:b"));
+        assert!(named(&[b'x'; ID_BYTES_MAX]).is_ok());
+        assert_eq!(named(b""), Err(BadId::Empty));
+        let long = [b'x'; ID_BYTES_MAX + 1];
+        assert_eq!(named(&long), Err(BadId::TooLong(ID_BYTES_MAX + 1)));
+        for (position, id) in [(1, "a b"), (0, "\n"), (1, "a\u{200b}"), (2, "ab\0"), (0, "é")] {
+            let bad = named(id.as_bytes()).expect_err(id);
+            assert!(matches!(bad, BadId::Unseen { at, .. } if at == position), "{id:?}: {bad}");
         }
-        let message = check("a b").expect_err("a space").to_string();
-        assert!(message.starts_with("x-fak-session"), "{message}");
+    }
+
+    #[test]
+    fn a_refused_id_is_told_with_its_header_its_fault_and_what_would_be_right() {
+        let message = |id: &[u8]| named(id).expect_err("refused").to_string();
+        let right = "it has to be 1 to 256 visible ASCII characters, without spaces";
+        assert_eq!(
+            message(b"a b"),
+            format!("x-fak-session=\"a b\" has the byte 0x20 at position 1; {right}")
+        );
+        assert_eq!(message(b""), format!("x-fak-session is empty; {right}"));
+        assert!(message(&[b'x'; 300]).starts_with("x-fak-session is 300 bytes long; it has to be"));
+        assert!(message(b"s\xff").contains("byte 0xff at position 1"));
     }
 }

@@ -13,6 +13,7 @@ mod failures;
 mod limits;
 mod matching;
 mod protocols;
+mod refusals;
 mod relay;
 mod routing;
 mod sessions;

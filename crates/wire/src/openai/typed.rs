@@ -46,11 +46,23 @@ impl TypedEvent {
 }
 
 impl ErrorBody {
-    /// The error as the last event of a stream of messages.
+    /// The body of an error answer to a client of Anthropic's. Its `kind` is one of Anthropic's
+    /// types of error.
+    #[must_use]
+    pub fn to_messages_bytes(&self) -> Vec<u8> {
+        self.messages().to_string().into_bytes()
+    }
+
+    /// The same as the last event of a stream of messages.
     #[must_use]
     pub fn to_messages_event(&self) -> Vec<u8> {
-        let error = json!({"type": "api_error", "message": self.message, "code": self.code});
-        event("error", &json!({"type": "error", "error": error}))
+        event("error", &self.messages())
+    }
+
+    fn messages(&self) -> Value {
+        let ErrorBody { message, kind, param, code } = self;
+        let error = json!({"type": kind, "message": message, "param": param, "code": code});
+        json!({"type": "error", "error": error})
     }
 
     /// The error as the last event of a stream of a response: the last object seen of that, and the

@@ -84,6 +84,8 @@ async fn a_dormant_session_is_refused_with_the_action_and_the_row_behind_it() {
                 assert!(message.contains(told), "{message}");
             }
         }
+        let messages = bridged.rig.post_with("/v1/messages", &[(SESSION, "s1")], "{}").await.json();
+        assert_eq!(messages["error"]["type"], "conflict_error", "{messages}");
         assert_eq!(refused_header(&bridged, "s1").await.as_deref(), Some("false"));
         // Another session of that worker, and one that is new, hear of the worker instead.
         for id in ["beside", "s2"] {
