@@ -84,8 +84,9 @@ pub enum Error {
     },
     /// Restart fak: it reads what the other fak wrote.
     #[error(
-        "the connection to the database broke, and another fak wrote the ledger meanwhile; this \
-         one writes no more rows: start it again, to read what the other wrote"
+        "the connection to the database broke, or the file with the ledger's lock was removed, and \
+         another fak wrote the ledger meanwhile; this one writes no more rows: start it again, to \
+         read what the other wrote"
     )]
     Lost,
     /// Restart fak, with the file put back where there is a copy.
@@ -413,9 +414,13 @@ impl Store {
 
     /// Does work that writes, and remembers whether it could.
     async fn write<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        let written = self.run(work).await;
+        let mut written = self.run(work).await;
         // Once more after the commit: before it the files may have been there.
-        let written = written.and_then(|done| self.database.check_files().map(|()| done));
+        if written.is_ok()
+            && let Err(error) = self.database.check_written().await
+        {
+            written = Err(error);
+        }
         match &written {
             Ok(_) => self.trouble_is(None),
             Err(error) if error.is_of_database() => self.trouble_is(Some(error)),

@@ -116,9 +116,7 @@ fn describe(state: &AdminState, view: &View, loads: &HashMap<Arc<str>, Load>) ->
         progressing: now.is_progressing,
         incarnation: owned(&now.incarnation),
         version: owned(&now.version),
-        kv_identity: now.kv_identity.as_deref().map(|told| {
-            told.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect()
-        }),
+        kv_identity: now.kv_identity.as_deref().cloned(),
         sessions_active: load.active as u64,
         claimed_tokens: load.claimed_tokens,
         cached_tokens: load.cached_tokens,

@@ -122,7 +122,7 @@ impl Capabilities {
 }
 
 /// What KV is computed with, by the setting's name: where one of them differs, KV is another's.
-pub type KvIdentity = BTreeMap<&'static str, String>;
+pub type KvIdentity = BTreeMap<String, String>;
 
 /// What `/server_info` shows of how an engine was started; a field that it does not show is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -324,7 +324,7 @@ fn settings(body: &Value) -> Option<Settings> {
             Value::String(text) => text.chars().take(SETTING_CHARS_MAX).collect(),
             value => value.to_string().chars().take(SETTING_CHARS_MAX).collect(),
         };
-        Some((*name, value))
+        Some(((*name).to_owned(), value))
     });
     Some(Settings {
         speculates: config.get("speculative_config").map(|config| !config.is_null()),

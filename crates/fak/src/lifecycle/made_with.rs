@@ -1,20 +1,42 @@
 //! What is a worker's KV computed with, in each of its lives?
 //!
 //! A tier that outlives a process may hold KV that was computed with another revision or in another
-//! type. Invariant: what a life told is kept until the next has told, and what changed between the
-//! two is in the log, and in the row of the restart where the engine tells by then.
+//! type. Invariant: what a life told is kept until the next has told, in the ledger over a restart
+//! of fak, too; and what changed between the two is in the log, and in the row of the restart where
+//! the engine tells by then.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::mem;
 use std::sync::Arc;
 
+use fak_kernel::Action;
 use fak_kernel::witness::Move;
 use serde_json::{Map, Value, json};
 
 use super::owner::Owner;
 use crate::engine::KvIdentity;
+use crate::store::{self, Filter, Row};
+
+/// Lives that are looked through for one that told.
+const LIVES_MAX: u32 = 16;
 
 impl Owner {
+    /// Takes over from the ledger what the last life told that an earlier fak asked.
+    pub(super) async fn recall_kv_identity(&mut self) -> Result<(), store::Error> {
+        let mut rows = Vec::new();
+        for action in [Action::Join, Action::Restart] {
+            let (worker, action) = (Some(self.worker.id.to_string()), Some(action));
+            let limit = Some(LIVES_MAX);
+            let filter = Filter { worker, action, limit, newest_first: true, ..Filter::default() };
+            rows.extend(self.config.store.rows(&filter).await?);
+        }
+        rows.sort_by_key(|row| Reverse(row.seq));
+        let told = |row: &Row| serde_json::from_value(row.observed["kv_identity"].clone()).ok()?;
+        self.former = rows.iter().find_map(told).map(Arc::new);
+        Ok(())
+    }
+
     /// Another life begins: what the last one told is what the next is held against.
     pub(super) fn end_kv_identity(&mut self) {
         self.former = mem::take(&mut self.state.kv_identity).or(mem::take(&mut self.former));
@@ -26,8 +48,8 @@ impl Owner {
             // Another life may have begun without a sign.
             self.end_kv_identity();
         }
-        if let Some(before) = self.former.take()
-            && let changed = changed(&before, now)
+        if let Some(before) = &self.former
+            && let changed = changed(before, now)
             && !changed.is_empty()
         {
             let (worker, changed) = (&self.worker.id, Value::Object(changed));
@@ -67,7 +89,7 @@ fn changed(before: &KvIdentity, now: &KvIdentity) -> Map<String, Value> {
     differs
         .map(|name| {
             let (before, now) = (before.get(name), now.get(name));
-            ((*name).to_owned(), json!({ "before": before, "now": now }))
+            (name.clone(), json!({ "before": before, "now": now }))
         })
         .collect()
 }

@@ -47,6 +47,7 @@ impl Owner {
                 self.state_version(&version);
             }
         }
+        self.recall_kv_identity().await?;
         self.has_inherited = true;
         Ok(())
     }

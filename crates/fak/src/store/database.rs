@@ -3,7 +3,7 @@
 //! Invariant: writes to a database run one after the other, whichever processes they come from; and
 //! no error or log line shows a URL.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use sqlx::{Any, AnyConnection, AnyPool, Connection, Row, Transaction};
 use tokio::sync::Mutex;
 
 use super::Error;
-use super::files::{Files, followed};
-use super::ownership::Ownership;
+use super::files::Files;
+use super::ownership::{CLAIM, CLAIMS, Ownership};
 
 /// Readers beside the one writer. A file or a server answers a few at a time, and rows are short.
 const READERS_MAX: u32 = 4;
@@ -82,8 +82,6 @@ pub(super) struct Database {
     path: Option<PathBuf>,
     /// What the path named when the file was opened.
     files: Arc<OnceLock<Files>>,
-    /// The lock's file, where this process has claimed a database that is a file.
-    owner_file: Arc<OnceLock<Files>>,
     /// The right to write it, where this process has claimed it.
     ownership: Arc<Mutex<Option<Ownership>>>,
 }
@@ -107,18 +105,14 @@ impl Database {
             _ => target.pool(READERS_MAX, SQLITE_READER).connect_lazy_with(options.clone()),
         };
         let (kind, path) = (target.kind(), target.path());
-        let (files, owner_file, ownership) = Default::default();
-        Ok(Self { kind, options, writer, reader, path, files, owner_file, ownership })
+        let (files, ownership) = Default::default();
+        Ok(Self { kind, options, writer, reader, path, files, ownership })
     }
 
     /// Makes this process the only fak that writes this database, until it closes or dies.
     pub(super) async fn own(&self, who: &str) -> Result<(), Error> {
         let ownership = match (&self.path, self.kind) {
-            (Some(path), _) => {
-                let (ownership, file) = Ownership::of_file(&followed(path), who)?;
-                self.owner_file.get_or_init(|| file);
-                ownership
-            }
+            (Some(path), _) => Ownership::of_file(self, path, who).await?,
             (None, Kind::Postgres) => Ownership::of_server(&self.options, who).await?,
             (None, Kind::Sqlite) => return Ok(()), // in memory: nobody else can reach it
         };
@@ -135,14 +129,40 @@ impl Database {
         Ok(())
     }
 
-    /// Whether what was written is where its path says, and no other fak can claim it. SQLite goes
-    /// on writing a file that was removed, and what it writes there is lost; the lock of a file
-    /// that was removed keeps nobody out.
+    /// Whether what was written is where its path says. SQLite goes on writing a file that was
+    /// removed, and what it writes there is lost.
     pub(super) fn check_files(&self) -> Result<(), Error> {
-        [&self.files, &self.owner_file]
-            .into_iter()
-            .filter_map(|files| files.get())
-            .try_for_each(Files::check)
+        self.files.get().map_or(Ok(()), Files::check)
+    }
+
+    /// Whether what was written is where its path says, and no other fak can have claimed it
+    /// meanwhile: the lock of a file that was removed keeps nobody out.
+    pub(super) async fn check_written(&self) -> Result<(), Error> {
+        self.check_files()?;
+        self.ownership.lock().await.as_ref().map_or(Ok(()), Ownership::check)
+    }
+
+    /// Counts one more claim of the ledger, and returns its number.
+    pub(super) async fn claim(&self) -> Result<i64, Error> {
+        let mut write = self.begin(POSTGRES_WRITE).await?;
+        let claim = sqlx::query(CLAIM).fetch_one(&mut *write).await?.try_get(0)?;
+        write.commit().await?;
+        Ok(claim)
+    }
+
+    /// The number of the ledger's last claim.
+    pub(super) async fn claims(&self) -> Result<i64, Error> {
+        Ok(sqlx::query(CLAIMS).fetch_one(&self.reader).await?.try_get(0)?)
+    }
+
+    /// How a server is reached.
+    pub(super) const fn options(&self) -> &AnyConnectOptions {
+        &self.options
+    }
+
+    /// Where it is a file.
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
     }
 
     /// Which it is.
@@ -162,10 +182,10 @@ impl Database {
     /// [`Error::Gone`], [`Error::Owned`], [`Error::Lost`], [`Error::Unavailable`]: nothing is
     /// written.
     pub(super) async fn write(&self) -> Result<Transaction<'static, Any>, Error> {
-        self.check_files()?;
         if let Some(ownership) = &mut *self.ownership.lock().await {
-            ownership.keep(&self.options).await?;
+            ownership.keep(self).await?;
         }
+        self.check_files()?;
         Ok(self.begin(POSTGRES_WRITE).await?)
     }
 

@@ -12,16 +12,19 @@ use sqlx::any::AnyConnectOptions;
 use sqlx::{AnyConnection, Connection as _, Row as _};
 
 use super::Error;
-use super::database::LOCK_SPACE;
-use super::files::Files;
+use super::database::{Database, LOCK_SPACE};
+use super::files::{Files, followed};
 
 /// The right to write a ledger; it goes with the process.
 pub(super) enum Ownership {
-    /// A lock on a file beside the database, which the system takes back when the process ends.
-    /// The database's own file is not locked: SQLite does that by itself, with other meanings.
+    /// Of a database that is a file.
     File {
         /// Holds the lock as long as it is open.
-        _lock: File,
+        lock: FileLock,
+        /// As the file shows it to others.
+        who: String,
+        /// The number of this claim in the ledger.
+        claim: i64,
     },
     /// An advisory lock of a connection that does nothing else.
     Server {
@@ -34,6 +37,14 @@ pub(super) enum Ownership {
     },
 }
 
+/// A lock on a file beside the database, which the system takes back when the process ends. The
+/// database's own file is not locked: SQLite does that by itself, with other meanings.
+pub(super) struct FileLock {
+    _file: File,
+    /// It keeps others out as long as the file is the one that its path names.
+    files: Files,
+}
+
 /// A name that is longer is cut by PostgreSQL.
 const APPLICATION_NAME_MAX: usize = 63;
 
@@ -42,8 +53,8 @@ const OWNER_LOCK_SPACE: i32 = LOCK_SPACE + 1;
 
 const NAME: &str = "SELECT set_config('application_name', $1, false)";
 const TAKE: &str = "SELECT pg_try_advisory_lock($1, 'witness_intents'::regclass::oid::int4)";
-const CLAIM: &str = "UPDATE ledger_claims SET claims = claims + 1 RETURNING claims";
-const CLAIMS: &str = "SELECT claims FROM ledger_claims";
+pub(super) const CLAIM: &str = "UPDATE ledger_claims SET claims = claims + 1 RETURNING claims";
+pub(super) const CLAIMS: &str = "SELECT claims FROM ledger_claims";
 const HOLDER: &str = "SELECT a.application_name, a.pid::int4 AS pid, \
     COALESCE(host(a.client_addr), 'a local socket') AS address \
     FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
@@ -52,33 +63,15 @@ const HOLDER: &str = "SELECT a.application_name, a.pid::int4 AS pid, \
     AND l.classid::int8 = $1 AND l.objid = 'witness_intents'::regclass::oid";
 
 impl Ownership {
-    /// Of the database at `path`, for `who`, who is shown to others that want it.
-    /// It holds as long as the lock's file, which comes with it, is the one that its path names.
-    pub(super) fn of_file(path: &Path, who: &str) -> Result<(Self, Files), Error> {
-        let mut name = path.as_os_str().to_owned();
-        name.push("-owner");
-        let name = PathBuf::from(name);
-        let io = |error: std::io::Error| Error::Unavailable(sqlx::Error::Io(error));
-        let mut options = OpenOptions::new();
-        let mut lock = options.read(true).write(true).create(true).truncate(false).open(&name);
-        let lock_file = lock.as_mut().map_err(|error| io(error.kind().into()))?;
-        match lock_file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::Error(error)) => return Err(io(error)),
-            Err(TryLockError::WouldBlock) => {
-                let mut by = String::new();
-                lock_file.read_to_string(&mut by).map_err(io)?;
-                let by = if by.is_empty() { "an unnamed process".to_owned() } else { by };
-                return Err(Error::Owned { by });
-            }
-        }
-        lock_file.set_len(0).map_err(io)?;
-        lock_file.seek(SeekFrom::Start(0)).map_err(io)?;
-        lock_file.write_all(who.as_bytes()).map_err(io)?;
-        let lock = lock.map_err(io)?;
-        let files = Files::opened(name, &lock);
-        files.check()?;
-        Ok((Self::File { _lock: lock }, files))
+    /// Of the database at `path`, which is `database`, for `who`.
+    pub(super) async fn of_file(
+        database: &Database,
+        path: &Path,
+        who: &str,
+    ) -> Result<Self, Error> {
+        let lock = FileLock::take(path, who)?;
+        let claim = database.claim().await?;
+        Ok(Self::File { lock, who: who.to_owned(), claim })
     }
 
     /// Of the database on a server.
@@ -89,22 +82,81 @@ impl Ownership {
         Ok(Self::Server { connection, who: who.to_owned(), claim })
     }
 
-    /// Sees to it that it still holds. A connection that broke has lost its lock: it is taken again
-    /// where no other fak had it meanwhile.
-    pub(super) async fn keep(&mut self, options: &AnyConnectOptions) -> Result<(), Error> {
-        let Self::Server { connection, who, claim } = self else { return Ok(()) };
-        if connection.ping().await.is_ok() {
-            return Ok(());
+    /// Whether others are kept out. Of a server only [`keep`](Self::keep) can tell.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        match self {
+            Self::File { lock, .. } => lock.files.check(),
+            Self::Server { .. } => Ok(()),
         }
-        let mut again = AnyConnection::connect_with(options).await?;
-        let locked = lock(&mut again, who).await;
-        let newest: i64 = sqlx::query(CLAIMS).fetch_one(&mut again).await?.try_get(0)?;
-        if newest != *claim {
-            return Err(Error::Lost);
+    }
+
+    /// Sees to it that it still holds. A connection that broke has lost its lock, and so has a file
+    /// that was removed: it is taken again where no other fak had it meanwhile.
+    pub(super) async fn keep(&mut self, database: &Database) -> Result<(), Error> {
+        match self {
+            Self::File { lock, who, claim } => {
+                if lock.files.check().is_ok() {
+                    return Ok(());
+                }
+                let path = database.path().unwrap_or(Path::new(""));
+                let again = FileLock::take(path, who);
+                let files = database.check_files();
+                let had_other = match &files {
+                    Ok(()) => database.claims().await? != *claim,
+                    // Whoever came wrote into a file that is not open here; where there is none,
+                    // nobody did.
+                    Err(_) => path.exists() || matches!(again, Err(Error::Owned { .. })),
+                };
+                if had_other {
+                    return Err(Error::Lost);
+                }
+                *lock = again.map_err(|error| files.err().unwrap_or(error))?;
+                tracing::warn!("the file with the lock of the ledger was removed; it is made anew");
+            }
+            Self::Server { connection, who, claim } => {
+                if connection.ping().await.is_ok() {
+                    return Ok(());
+                }
+                let mut again = AnyConnection::connect_with(database.options()).await?;
+                let locked = lock(&mut again, who).await;
+                let newest: i64 = sqlx::query(CLAIMS).fetch_one(&mut again).await?.try_get(0)?;
+                if newest != *claim {
+                    return Err(Error::Lost);
+                }
+                locked?;
+                **connection = again;
+            }
         }
-        locked?;
-        **connection = again;
         Ok(())
+    }
+}
+
+impl FileLock {
+    /// Takes the lock of the database at `path` for `who`, or says who has it.
+    fn take(path: &Path, who: &str) -> Result<Self, Error> {
+        let mut name = followed(path).into_os_string();
+        name.push("-owner");
+        let name = PathBuf::from(name);
+        let io = |error: std::io::Error| Error::Unavailable(sqlx::Error::Io(error));
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let mut file = options.open(&name).map_err(io)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::Error(error)) => return Err(io(error)),
+            Err(TryLockError::WouldBlock) => {
+                let mut by = String::new();
+                file.read_to_string(&mut by).map_err(io)?;
+                let by = if by.is_empty() { "an unnamed process".to_owned() } else { by };
+                return Err(Error::Owned { by });
+            }
+        }
+        file.set_len(0).map_err(io)?;
+        file.seek(SeekFrom::Start(0)).map_err(io)?;
+        file.write_all(who.as_bytes()).map_err(io)?;
+        let files = Files::opened(name, &file);
+        files.check()?;
+        Ok(Self { _file: file, files })
     }
 }
 

@@ -104,3 +104,26 @@ async fn a_fak_whose_ledger_another_fak_had_meanwhile_ends() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fak_whose_lock_file_was_removed_ends_once_another_fak_had_the_ledger() {
+    let sim = Sim::start(SimConfig::default(), Binds::default()).await.unwrap();
+    let setup = Setup::new("lock_lost").sims([&sim]);
+    let mut fak = setup.start().await;
+    fak.heard("w0").await;
+    let other = setup.store().await;
+    std::fs::remove_file(setup.folder().join("fak.db-owner")).unwrap();
+    // The fak may take it back first: nothing was lost then.
+    until("the other has the ledger", async || {
+        let _ = std::fs::remove_file(setup.folder().join("fak.db-owner"));
+        other.own("another fak").await.ok()
+    })
+    .await;
+    other.hold_put("w0", "trainer", json!(null)).await.unwrap();
+    other.close().await;
+    assert_eq!(fak.exit().await.code(), Some(1), "{}", fak.talk());
+    assert!(fak.talk().contains("another fak wrote the ledger meanwhile"), "{}", fak.talk());
+    let again = setup.start().await;
+    again.worker_is("w0", "held_by", "trainer").await;
+    again.terminated().await;
+}

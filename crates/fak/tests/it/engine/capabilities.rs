@@ -161,7 +161,8 @@ async fn what_server_info_shows_of_how_an_engine_was_started_is_read() {
         let told = learnt.settings.told().expect("told");
         assert_eq!((told.speculates, told.ranks, told.first_rank), expected);
         assert_eq!(told.sleep_mode, Some(true));
-        let identity: Vec<_> = told.identity.iter().map(|(k, v)| (*k, v.as_str())).collect();
+        let identity: Vec<_> =
+            told.identity.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
         let (block, dtype) = (("block_size", "16"), ("dtype", "torch.bfloat16"));
         assert_eq!(identity, [block, ("cache_dtype", "auto"), dtype, ("model", "/m")]);
         let offload = learnt.offload.told().expect("told");

@@ -209,7 +209,7 @@ async fn what_kv_is_computed_with_is_kept_by_life_and_a_restart_says_what_change
             _ => idle(request),
         }
     };
-    let scripted = Scripted::start(script).await;
+    let mut scripted = Scripted::start(script).await;
     let told = || scripted.state().kv_identity.as_ref().map(|told| told["dtype"].clone());
     assert_eq!(told().as_deref(), Some("bfloat16"));
     *now.lock().unwrap() = ("2000.5", Some("float16"));
@@ -231,6 +231,15 @@ async fn what_kv_is_computed_with_is_kept_by_life_and_a_restart_says_what_change
         .collect();
     let changed = json!({ "dtype": { "before": "bfloat16", "now": "float16" } });
     assert_eq!(shown, [(&json!("float16"), &changed), (&json!(null), &json!(null))]);
+
+    // It restarts while fak does: what the last life told is in the ledger.
+    *now.lock().unwrap() = ("4000.5", Some("bfloat16"));
+    scripted.second_fak().await;
+    let rows = scripted.rows().await;
+    let restart = rows.last().unwrap();
+    assert_eq!(restart.action, fak_kernel::Action::Restart);
+    let changed = json!({ "dtype": { "before": "float16", "now": "bfloat16" } });
+    assert_eq!(restart.observed["kv_identity_changed"], changed);
 }
 
 /// A server of a part of the ranks: its header counts them from 0, and events have all numbers.

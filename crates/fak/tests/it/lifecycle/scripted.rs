@@ -38,6 +38,19 @@ impl Scripted {
         scripted
     }
 
+    /// Another fak that starts anew on the same ledger, once it has looked.
+    pub(crate) async fn second_fak(&mut self) {
+        let worker = Arc::clone(&self.fleet.snapshot().workers[0].worker);
+        let Worker { id, engine, .. } = &*worker;
+        self.fleet =
+            Fleet::new([Worker { id: id.clone(), engine: engine.clone(), door: Door::new() }]);
+        let index = Arc::new(Index::new(7, Limits::default()));
+        let recorder = Arc::new(Recorder::new(64));
+        let config = owners::config(&self.fleet, &self.store, &index, &recorder);
+        (self.lifecycle, self._tasks) = owners::run(&config);
+        self.look().await;
+    }
+
     pub(crate) async fn look(&self) {
         self.lifecycle.look("w").await.unwrap();
     }

@@ -142,25 +142,68 @@ async fn a_row_is_not_called_durable_in_a_file_that_was_replaced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_owner_whose_lock_was_removed_writes_nothing_once_another_took_over() {
-    on_sqlite("lock_gone", async |place: &Place| {
-        let (first, second) = (place.open().await, place.open().await);
-        first.own("first").await.expect("it is free");
-        let seq = first.intent(intent("w")).await.expect("its owner writes");
-        let lock = format!("{}-owner", place.url.strip_prefix("sqlite:").expect("a file"));
-        fs::remove_file(&lock).expect("gone");
-        second.own("second").await.expect("nobody locks the file that is there now");
-        second.intent(intent("w")).await.expect("its owner writes");
-        for error in [
-            first.intent(intent("w")).await.expect_err("it is the second's"),
-            first.outcome(seq, outcome()).await.expect_err("it is the second's"),
-            first.check().await.expect_err("it is the second's"),
-        ] {
-            assert!(matches!(&error, Error::Gone { path } if path.ends_with("fak.db-owner")));
+    for is_over in [false, true] {
+        on_sqlite(&format!("lock_gone_{is_over}"), async |place: &Place| {
+            let (first, second) = (place.open().await, place.open().await);
+            first.own("first").await.expect("it is free");
+            let seq = first.intent(intent("w")).await.expect("its owner writes");
+            fs::remove_file(lock_of(place)).expect("gone");
+            second.own("second").await.expect("nobody locks the file that is there now");
+            second.intent(intent("w")).await.expect("its owner writes");
+            if is_over {
+                second.close().await;
+            }
+            for error in [
+                first.intent(intent("w")).await.expect_err("the second had it"),
+                first.outcome(seq, outcome()).await.expect_err("the second had it"),
+                first.check().await.expect_err("the second had it"),
+            ] {
+                assert!(matches!(error, Error::Lost), "{error}");
+            }
+            assert!(first.trouble().expect("told").contains("another fak wrote the ledger"));
+            assert_eq!(first.rows(&Default::default()).await.expect("read").len(), 2);
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_whose_lock_was_removed_goes_on_where_no_other_fak_had_the_ledger() {
+    on_sqlite("lock_again", async |place: &Place| {
+        let store = place.open().await;
+        store.own("first").await.expect("it is free");
+        for _ in 0..2 {
+            fs::remove_file(lock_of(place)).expect("gone");
+            store.intent(intent("w")).await.expect("nobody had it");
+            let error = place.open().await.own("second").await.expect_err("the first has it again");
+            assert!(matches!(&error, Error::Owned { by } if by == "first"), "{error}");
         }
-        assert!(first.trouble().expect("told").contains("fak.db-owner was removed or replaced"));
-        assert_eq!(second.rows(&Default::default()).await.expect("read").len(), 2);
+        assert_eq!(store.trouble(), None);
     })
     .await;
+}
+
+/// Whoever came then wrote into a file that is not open here.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_whose_lock_and_ledger_were_removed_has_lost_it_once_another_ledger_is_there() {
+    on_sqlite("all_gone", async |place: &Place| {
+        let store = place.open().await;
+        store.own("first").await.expect("it is free");
+        let path: PathBuf = place.url.strip_prefix("sqlite:").expect("a file").into();
+        fs::remove_file(lock_of(place)).expect("gone");
+        fs::remove_file(&path).expect("gone");
+        let error = store.check().await.expect_err("nothing is there");
+        assert!(matches!(error, Error::Gone { .. }), "{error}");
+        fs::remove_file(lock_of(place)).expect("made anew, and gone");
+        fs::write(&path, "").expect("another");
+        let error = store.check().await.expect_err("another had it");
+        assert!(matches!(error, Error::Lost), "{error}");
+    })
+    .await;
+}
+
+fn lock_of(place: &Place) -> String {
+    format!("{}-owner", place.url.strip_prefix("sqlite:").expect("a file"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
