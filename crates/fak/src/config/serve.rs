@@ -138,7 +138,7 @@ pub struct Raw {
     /// `/collective_rpc` with the method `reload_weights`.
     pub allow_reload_weights: Option<bool>,
     /// Headers that pass between clients and engines besides those that fak knows.
-    pub pass_headers: Vec<String>,
+    pub pass_headers: Option<Vec<String>>,
     /// What concerns weights.
     pub weights: RawWeights,
     /// Where all this stands, and what beside it cannot be read.
@@ -319,7 +319,7 @@ impl Raw {
             ("isolation", self.isolation.is_some()),
             ("weights.salt", self.weights.salt.is_some()),
             ("key", !self.key.is_empty()),
-            ("pass_headers", !self.pass_headers.is_empty()),
+            ("pass_headers", self.pass_headers.is_some()),
         ]
         .into_iter()
         .chain(limits::named(self))
@@ -344,10 +344,12 @@ impl Raw {
     }
 
     fn passing(&self) -> Result<Passing, Error> {
-        Passing::new(&self.pass_headers).map_err(|value| Error::Value {
-            field: "pass_headers",
-            value,
-            right: "a header's name that is neither a secret's, nor fak's own, nor of one hop",
+        Passing::new(self.pass_headers.as_deref().unwrap_or_default()).map_err(|value| {
+            Error::Value {
+                field: "pass_headers",
+                value,
+                right: "a header's name that is neither a secret's, nor fak's own, nor of one hop",
+            }
         })
     }
 
