@@ -103,3 +103,32 @@ fn a_clear_that_a_comparison_brings_before_it_fails_is_told_at_once() {
     shell.feed(Event::ReplayFailed { session });
     assert_eq!(shell.notes[1..], [Note::ClearUnexplained { clears: 1 }]);
 }
+
+/// Not even those that came before them in order, though none is held back any more.
+#[test]
+fn beliefs_do_not_count_while_batches_that_were_dropped_for_want_of_room_are_asked_for() {
+    let (mut shell, mut history) = tied(true);
+    shell.reset();
+    shell.answer(&history);
+    for seq in 4..=8 {
+        history.push(batch(1, seq, &[StoreCpu("D")]));
+        shell.live(&history[seq as usize]);
+        assert_eq!(shell.warm(), "suspended", "{seq}");
+    }
+    assert!(shell.parked.is_empty());
+    shell.answer_all(&history);
+    assert_eq!((shell.warm().as_str(), shell.rank.cursor()), ("D@cpu", Some(8)));
+}
+
+#[test]
+fn a_restart_in_place_of_a_connection_that_was_met_has_its_replay_asked_for_at_once() {
+    let (mut shell, _) = tied(true);
+    let mut fresh = [batch(2, 0, &[Store("Z")])].to_vec();
+    shell.live(&fresh[0]);
+    assert_eq!((shell.warm().as_str(), shell.asked.is_some()), ("suspended", true));
+    shell.answer_all(&fresh);
+    fresh.push(marked(&shell, 1, &[]));
+    shell.live(&fresh[1]);
+    shell.answer_all(&fresh);
+    assert_eq!(shell.warm(), "Z");
+}
