@@ -141,3 +141,47 @@ async fn a_copy_on_the_host_outlives_the_one_on_the_device() {
     bench.feed(&lines.concat()).await;
     assert_eq!(bench.held(&[1, 2, 9]), (0, 1));
 }
+
+/// In another life, whose hashes may be seeded otherwise, the same hash may name other content.
+#[tokio::test]
+async fn what_a_hash_named_on_an_earlier_connection_counts_for_nothing() {
+    let host = serde_json::json!({
+        "type": "stored", "block_hashes": [1], "parent_block_hash": null, "token_ids": [],
+        "block_size": 0, "medium": "CPU_PINNED",
+    });
+    let mut bench = Bench::new();
+    bench.feed(&(stored(0, 0, 1, [1, 2]) + &line(1, 0, &host))).await;
+    assert_eq!(bench.held(&[1, 2, 9]), (1, 0));
+    bench.feed(&(stored(0, 0, 2, [3, 4]) + &line(1, 0, &host))).await;
+    assert_eq!((bench.held(&[1, 2, 9]), bench.held(&[3, 4, 9])), ((0, 0), (1, 0)));
+}
+
+/// It may have been a removal.
+#[tokio::test]
+async fn what_cannot_be_read_costs_all_before_it_and_is_counted() {
+    let mut bench = Bench::new();
+    bench.feed(&stored(0, 0, 1, [1, 2])).await;
+    let breaks = bench.fold.tally().breaks;
+    bench.go_on("no batch\n").await;
+    assert_eq!((bench.held(&[1, 2, 9]), bench.recorder.total().bad), ((0, 0), 1));
+    assert!(bench.fold.tally().breaks > breaks, "what follows may not follow what came before");
+    let breaks = bench.fold.tally().breaks;
+    bench.go_on(&(stored(1, 0, 2, [3, 4]) + &stored(4, 0, 3, [5, 6]))).await;
+    let total = bench.recorder.total();
+    assert_eq!((total.gaps, total.lost_batches), (1, 2));
+    assert_eq!(bench.fold.tally().breaks, breaks + 1, "a gap");
+}
+
+#[tokio::test]
+async fn the_clears_before_a_watched_store_are_told_of_that_store_alone() {
+    let mut bench = Bench::new();
+    bench.feed("").await;
+    let clear = |seq| line(seq, 0, &serde_json::json!({ "type": "cleared" }));
+    bench.fold.watch(vec![5, 6]);
+    bench.go_on(&(clear(0) + &stored(1, 0, 1, [1, 2]))).await;
+    assert_eq!((bench.fold.tally().clears, bench.fold.tally().clears_before), (1, None));
+    bench.go_on(&(stored(2, 0, 2, [5, 6]) + &clear(3))).await;
+    assert_eq!((bench.fold.tally().clears, bench.fold.tally().clears_before), (2, Some(1)));
+    bench.fold.watch(vec![7, 8]);
+    assert_eq!(bench.fold.tally().clears_before, None);
+}
