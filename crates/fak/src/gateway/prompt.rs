@@ -222,6 +222,22 @@ fn version_digest(candidates: &[(usize, &View)], seed: u64) -> u64 {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_worker_that_gives_no_tokens_is_asked_again_after_as_long_as_it_may_last() {
+        let now = Instant::now();
+        for (status, rest) in [(404, ABSENT_FOR), (501, ABSENT_FOR), (500, SILENT_FOR)] {
+            let prompts = Prompts::new(1 << 10, 2, 7, Timestamp::now);
+            prompts.failed(0, &TokensError::NoTokens { status }, now);
+            let last = now + rest - Duration::from_millis(1);
+            assert!(prompts.shuns(0, last) && !prompts.shuns(1, last), "{status}");
+            assert!(!prompts.shuns(0, now + rest), "{status}");
+        }
+        let prompts = Prompts::new(1 << 10, 1, 7, Timestamp::now);
+        prompts.failed(0, &TokensError::NoTokens { status: 400 }, now);
+        prompts.failed(0, &TokensError::NotOnePrompt, now);
+        assert!(!prompts.shuns(0, now), "the request's own fault");
+    }
+
     /// As the templates of Llama 3 do: `strftime_now("%d %b %Y")`.
     #[test]
     fn a_chat_is_tokenized_anew_on_each_day_of_any_time_zone() {

@@ -385,6 +385,31 @@ async fn a_long_answer_goes_to_its_client_before_it_has_ended() {
     drop(steps);
 }
 
+/// Claims of a worker in doubt are withheld, whether the doubt came before the request was sent or
+/// since.
+#[tokio::test]
+async fn a_doubt_at_dispatch_or_at_the_head_withholds_a_claim() {
+    let (_peer, rig, rank, mut arrived) = waiting().await;
+    store(&rig, rank, &tokens(0));
+    let body = json!({"model": MODEL, "prompt": tokens(0), "max_tokens": 1});
+    let credit = rig.fleet.credit("w0").unwrap();
+    for is_doubted_at_dispatch in [true, false] {
+        if is_doubted_at_dispatch {
+            credit.suspect();
+        }
+        tokio::join!(says(&rig, COMPLETIONS, &body, "withheld"), async {
+            let steps = arrived.recv().await.unwrap();
+            if is_doubted_at_dispatch {
+                credit.judged()
+            } else {
+                credit.suspect()
+            }
+            let whole = peer::json("200 OK", &text(Some("stop"), None));
+            steps.send(whole).await.unwrap();
+        });
+    }
+}
+
 /// A cold that others may have made false is none; nor is one of some ranks.
 #[tokio::test]
 async fn cold_that_is_not_proven_names_why() {

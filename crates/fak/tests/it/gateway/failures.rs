@@ -21,6 +21,9 @@ const ROLE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assis
 const FAILED: &str =
     "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"error\"}]}\n\n";
 
+const PAUSED: &str =
+    "data: {\"error\":{\"message\":\"m\",\"type\":\"t\",\"code\":\"engine_paused\"}}\n\n";
+
 /// How a peer sends a stream of these chunks.
 type Send = fn(&[&str]) -> Reply;
 
@@ -96,6 +99,8 @@ async fn a_request_is_tried_elsewhere_only_while_nothing_was_sent() {
         (Reply::Send, peer::whole_stream(&[]), 2, StatusCode::OK),
         // Dropped from the queue of an engine that was put to sleep.
         (Reply::Send, peer::whole_stream(&[DONE]), 2, StatusCode::OK),
+        // Refused by an engine that is paused (vLLM 0.33.0, source).
+        (Reply::Send, peer::whole_stream(&[PAUSED, DONE]), 2, StatusCode::OK),
         // The engine's word on a request that is wrong.
         (Reply::Send, peer::json("400 Bad Request", "{\"error\":{}}"), 1, StatusCode::BAD_REQUEST),
         (
@@ -126,6 +131,61 @@ async fn a_request_is_tried_elsewhere_only_while_nothing_was_sent() {
         assert_eq!(is_first.load(Ordering::SeqCst), attempts);
         assert_eq!(rig.count("fak_requests_moved_total"), attempts as u64 - 1);
     }
+}
+
+#[tokio::test]
+async fn a_request_is_sent_to_no_more_workers_than_is_set() {
+    let mut peers = Vec::new();
+    for _ in 0..4 {
+        let busy = || Reply::Send(peer::json("503 Service Unavailable", "{}"));
+        peers.push(Peer::start(move |_| busy()).await);
+    }
+    let urls: Vec<_> = peers.iter().map(Peer::url).collect();
+    for attempts_max in [1, 3] {
+        let mut setup = setup();
+        setup.config.attempts_max = attempts_max;
+        let rig = Rig::with(&urls, setup).await;
+        let answer = rig.post(CHAT, &chat(true)).await;
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(answer.header("x-fak-attempts"), Some(attempts_max.to_string().as_str()));
+    }
+}
+
+/// Else each of a thousand requests on a worker that fails would have it looked at.
+#[tokio::test]
+async fn a_worker_that_fails_is_looked_at_once_in_a_while() {
+    let peer = Peer::start(|_| Reply::Send(peer::json("503 Service Unavailable", "{}"))).await;
+    let mut setup = setup();
+    setup.config.watch_every = super::rig::PATIENT;
+    let mut rig = Rig::with(&[peer.url()], setup).await;
+    for _ in 0..3 {
+        rig.post(CHAT, &chat(true)).await;
+    }
+    assert_eq!(rig.suspects.try_recv().as_deref(), Ok("w0"));
+    assert!(rig.suspects.try_recv().is_err());
+}
+
+/// It may come back, and the request is there.
+#[tokio::test]
+async fn a_request_stays_on_a_worker_that_stopped_serving_where_there_is_no_other() {
+    let (steps, walked) = tokio::sync::mpsc::channel(1);
+    let walked = std::sync::Mutex::new(Some(walked));
+    let peer = Peer::start(move |_| Reply::Steps(walked.lock().unwrap().take().unwrap())).await;
+    let mut setup = setup();
+    setup.config.watch_every = super::rig::SHORT;
+    let mut rig = Rig::with(&[peer.url()], setup).await;
+    let mut suspects = std::mem::replace(&mut rig.suspects, tokio::sync::mpsc::channel(1).1);
+    let body = chat(true);
+    let (answer, ()) = tokio::join!(rig.post(CHAT, &body), async {
+        // It waits, and is watched.
+        suspects.recv().await.unwrap();
+        rig.phase(0, Phase::Sleeping);
+        for _ in 0..2 {
+            suspects.recv().await.unwrap();
+        }
+        steps.send(peer::whole_stream(&[TEXT, FINISH, DONE])).await.unwrap();
+    });
+    assert_eq!(answer.text(), [TEXT, FINISH, DONE].concat());
 }
 
 /// Case 77: after the first chunk there is no second try.

@@ -317,6 +317,20 @@ async fn a_prompt_is_tokenized_anew_once_a_worker_began_another_life() {
     assert_eq!(matching(&rig, "asked"), 2);
 }
 
+/// Engines of two versions may make two prompts of one request.
+#[tokio::test]
+async fn a_prompt_is_tokenized_for_each_version_of_the_engine() {
+    let peer = Peer::start(counting(0)).await;
+    let rig = Rig::over(&[peer.url()]).await;
+    hold(&rig, 0, &tokens(1000));
+    let body = json!({"model": MODEL, "prompt": words(&tokens(1000))});
+    for (version, asked) in [("0.31.0", 1), ("0.32.0", 2), ("0.31.0", 2)] {
+        rig.state(0, |state| state.version = Some(version.into()));
+        assert_eq!(warm(&rig, COMPLETIONS, &body).await, said("warm", "gpu=96"));
+        assert_eq!(matching(&rig, "asked"), asked, "{version}");
+    }
+}
+
 #[tokio::test]
 async fn what_was_counted_otherwise_is_forgotten_with_the_life() {
     let peer = Peer::start(counting(7)).await;
