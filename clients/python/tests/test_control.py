@@ -8,12 +8,14 @@ import pytest
 
 from fak_client import (
     BadRequest,
+    Busy,
     Client,
     Failed,
     Refused,
     Unauthorized,
     Unreachable,
 )
+from fak_client.reading import read
 from fak_client.words import Action, Level
 
 from . import process
@@ -211,35 +213,31 @@ def test_a_worker_that_is_lost_is_told_and_refuses(connect: Connect) -> None:
         assert (row.reason, row.evidence, row.serving) == ("state_unknown", "not_sent", False)
 
 
-def test_what_waits_for_requests_is_shown_and_can_be_cancelled(
-    fak: Client, fleet: process.Gateway
-) -> None:
-    with pytest.raises(Refused, match="nothing is done to worker `sim-0`"):
+def test_where_nothing_waits_for_requests_nothing_can_be_cancelled(fak: Client) -> None:
+    with pytest.raises(Refused, match="nothing is done to worker `sim-0`") as refused:
         fak.cancel(worker="sim-0")
-    fak.sleep(worker="sim-1", level=1)  # so that the request goes to the other
-    # It runs until somebody reads on, or stops it.
-    body = {"model": "sim", "prompt": "p", "max_tokens": 100_000, "stream": True}
-    with httpx.stream("POST", f"{fleet.url}/v1/completions", json=body, timeout=60) as told:
-        next(told.iter_lines())
-        refused: list[Refused] = []
-
-        def sleep() -> None:
-            with pytest.raises(Refused) as cancelled:
-                fak.sleep(worker="sim-0", level=1, drain_ms=600_000, holder="night")
-            refused.append(cancelled.value)
-
-        asked = threading.Thread(target=sleep)
-        asked.start()
-        while (busy := fak.worker("sim-0").busy) is None or busy.stage != "drains":
-            pass
-        assert (busy.action, busy.level, busy.holder, busy.waits_for) == ("sleep", 1, "night", 1)
-        assert "fak worker cancel sim-0" in (fak.worker("sim-0").why or "")
-        row = fak.cancel(worker="sim-0")
-        asked.join()
-    assert (row.action, row.evidence, row.reason) == ("sleep", "not_sent", "cancelled")
-    assert [refusal.row for refusal in refused] == [row]
+    assert (refused.value.status, refused.value.row) == (409, None)
     worker = fak.worker("sim-0")
     assert (worker.serving, worker.busy, worker.why) == (True, None, None)
+    fak.sleep(worker="sim-0", level=1)
+    fak.wake(worker="sim-0", tags=["weights"])
+    assert "fak worker wake sim-0" in (fak.worker("sim-0").why or "")
+
+
+def test_what_a_worker_is_busy_with_is_read() -> None:
+    told = {
+        "action": "sleep",
+        "level": 1,
+        "since": "2026-12-01T10:00:00.000Z",
+        "holder": "night",
+        "session": None,
+        "stage": "drains",
+        "waits_for": 3,
+        "waits_ms_max": 600_000,
+    }
+    busy = read(Busy, told)
+    assert (busy.action, busy.level, busy.holder, busy.session) == ("sleep", 1, "night", None)
+    assert (busy.stage, busy.waits_for, busy.waits_ms_max) == ("drains", 3, 600_000)
 
 
 def test_nobody_there_is_told_from_an_answer_that_was_cut(connect: Connect) -> None:
