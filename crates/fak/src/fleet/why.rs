@@ -28,7 +28,10 @@ impl View {
 
     fn held(&self) -> Option<String> {
         let holder = self.state.held_by.as_ref()?;
-        Some(format!("held by {holder} until fak rollout end --holder {holder} brings it back"))
+        Some(format!(
+            "held by {holder} until fak rollout end --holder {holder} --weights same (or changed, \
+             or loaded) brings it back"
+        ))
     }
 
     fn half_awake(&self) -> Option<String> {

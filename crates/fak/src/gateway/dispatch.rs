@@ -149,7 +149,9 @@ impl Shared {
             let is_last = tried.len() >= self.config.attempts_max || !self.has_another(job, &tried);
             if is_last || !may_move(job, &problem, tried.len()) {
                 ticket.aboard = Some(aboard);
-                return match fallback {
+                let claim = claim.withdrawn(NoClaim::Failed);
+                // An empty stream that says nothing of its end would pass for an answer.
+                return match fallback.filter(|_| problem != Problem::Dropped) {
                     Some(answer) => Ok(self.answer(answer, &claim, tried.len(), ticket)),
                     None => Err(Box::new((problem, ticket))),
                 };

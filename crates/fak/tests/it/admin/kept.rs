@@ -88,7 +88,9 @@ async fn a_worker_that_rests_beside_one_that_serves_is_told_by_ready_with_what_e
     assert_eq!(ready.status, 200, "{}", ready.text);
     let resting = ready.json()["resting"][0].as_str().unwrap().to_owned();
     assert!(
-        resting.starts_with("w0 is sleeping: held by t7 until fak rollout end --holder t7"),
+        resting.starts_with(
+            "w0 is sleeping: held by t7 until fak rollout end --holder t7 --weights same"
+        ),
         "{resting}"
     );
     assert_eq!(worker(&rig).await["why"], resting.strip_prefix("w0 is sleeping: ").unwrap());

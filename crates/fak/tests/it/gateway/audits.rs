@@ -381,6 +381,42 @@ async fn an_answer_that_has_not_begun_or_is_an_error_claims_nothing() {
     }
 }
 
+/// A sleep that aborts has vLLM 0.32.0 end a queued stream with its usage and the end marker alone
+/// (observed). The connection's end may come later than those.
+#[tokio::test]
+async fn a_stream_that_its_engine_dropped_is_no_answer_and_claims_nothing() {
+    let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":97,\"completion_tokens\":0,\
+                 \"prompt_tokens_details\":{\"cached_tokens\":0}}}\n\n";
+    let dropped = [usage, "data: [DONE]\n\n"];
+    for reply in [peer::stream(&dropped), peer::whole_stream(&dropped)] {
+        let peer = Peer::start(move |_| Reply::SendAndHold(reply.clone())).await;
+        let (rig, rank) = heard(Rig::over(&[peer.url()]).await);
+        store(&rig, rank, &tokens(0));
+        let asked = json!({"stream": true, "stream_options": {"include_usage": true}});
+        let answer = rig.post(COMPLETIONS, &prompt(&tokens(0), asked)).await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.code().as_str()),
+            (503, "worker_dropped_request")
+        );
+        assert_ne!(answer.header("x-fak-kv"), Some("warm"));
+    }
+}
+
+/// An error that the engine gives at once is passed on as it is, and claims nothing.
+#[tokio::test]
+async fn what_a_failed_attempt_brought_claims_nothing() {
+    let error = "data: {\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":\"error\"}]}\n\n";
+    let reply = peer::stream(&[error]);
+    let peer = Peer::start(move |_| Reply::SendAndHold(reply.clone())).await;
+    let (rig, rank) = heard(Rig::over(&[peer.url()]).await);
+    store(&rig, rank, &tokens(0));
+    let answer =
+        rig.open("POST", COMPLETIONS, &[], &prompt(&tokens(0), json!({"stream": true}))).await;
+    assert_eq!(answer.status(), 200);
+    assert_eq!(answer.headers()["x-fak-kv"], "unknown");
+    assert_eq!(answer.headers()["x-fak-kv-reason"], "failed");
+}
+
 /// Its tokens are the old life's: the new one may have another template, and others' blocks.
 #[tokio::test]
 async fn nothing_is_told_of_a_prompt_whose_worker_began_another_life_before_the_head() {
