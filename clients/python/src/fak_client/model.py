@@ -105,7 +105,8 @@ class Worker:
     warning: str | None = None
     #: Why nothing is claimed of it for a while: too many claims were not borne out.
     claims_withheld: str | None = None
-    #: Why claims on it lapse unless a request of fak's own came back lately, and what to do about it.
+    #: Why claims on it lapse unless a request of fak's own came back lately, and what to do about
+    #: it.
     claims_lapse: str | None = None
 
 
