@@ -38,7 +38,9 @@ fn way_out(refusal: Refusal, row: &Row) -> Option<String> {
         Refusal::Held => {
             let holder = row.asked.get("held_by").and_then(Value::as_str)?;
             return Some(format!(
-                "by {holder}; end the rollout, name that holder (--holder), or force it (--force)"
+                "by {holder}; end the rollout (fak rollout end --holder {holder} --weights same, \
+                 or changed, or loaded), or act for it (--holder {holder}); a worker's own actions \
+                 also take --force"
             ));
         }
         Refusal::KeepNotProven => return Some(keep_tier(&row.asked)),
@@ -54,11 +56,7 @@ fn way_out(refusal: Refusal, row: &Row) -> Option<String> {
              reset the gpu alone, or restart it"
         }
         Refusal::LevelMissing => "a sleep is of level 1 or 2 (--level); a pause drops nothing",
-        Refusal::WeightsAsleep => {
-            "its sleep dropped them, and into memory that is asleep nobody has loaded any: wake \
-             the weights' memory first (tags weights: fak worker wake --tag weights, fak rollout \
-             end --stage weights), load them, then say it again"
-        }
+        Refusal::WeightsAsleep => return Some(weights_asleep(row)),
         Refusal::Cancelled => "somebody cancelled it while it waited for requests to end",
         Refusal::CanaryNotRecorded => {
             "no route answered the fixed prompts: go on without a canary, or look why"
@@ -88,6 +86,15 @@ fn asleep(row: &Row) -> Option<String> {
         (Action::Sleep, ..) => None,
         _ => Some("wake it first".to_owned()),
     }
+}
+
+fn weights_asleep(row: &Row) -> String {
+    let worker = &row.worker;
+    format!(
+        "its sleep dropped them, and into memory that is asleep nobody has loaded any: wake the \
+         weights' memory first (tags weights: fak worker wake {worker} --tag weights, or in a \
+         rollout fak rollout end --stage weights --weights loaded), load them, then say it again"
+    )
 }
 
 fn drain_timeout(row: &Row) -> String {

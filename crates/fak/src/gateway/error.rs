@@ -185,7 +185,11 @@ pub enum Problem {
 
 fn refusals_remedy(status: u16) -> &'static str {
     match status {
-        401 | 403 => "check the key that fak has for its workers (FAK_VLLM_API_KEY)",
+        401 => "check the key that fak has for its workers (FAK_VLLM_API_KEY)",
+        403 => {
+            "it may not offer this route (vLLM's render and generate routes need \
+             --enable-scale-out), or refuse fak's key (FAK_VLLM_API_KEY)"
+        }
         407 => "a proxy between fak and the worker asks for a login",
         _ => "check the worker's URL in fak's settings, since fak follows no redirect",
     }
@@ -305,7 +309,10 @@ impl Problem {
     /// False where the same request again can only do harm: OpenAI's clients repeat a 409, a 502
     /// and a 504 by themselves, unless the answer says not to (openai-python, `_should_retry`).
     fn should_retry(&self) -> bool {
-        !matches!(self, Self::Dormant { .. } | Self::Silent | Self::WorkersLost)
+        !matches!(
+            self,
+            Self::Dormant { .. } | Self::Silent | Self::WorkersLost | Self::Refused { .. }
+        )
     }
 
     fn kind(&self) -> &'static str {

@@ -290,7 +290,7 @@ async fn no_secret_of_a_clients_reaches_an_engine() {
 async fn a_workers_refusal_or_redirect_is_none_of_the_clients() {
     for (status, remedy) in [
         ("401 Unauthorized\r\nwww-authenticate: Bearer", "FAK_VLLM_API_KEY"),
-        ("403 Forbidden", "FAK_VLLM_API_KEY"),
+        ("403 Forbidden", "--enable-scale-out"),
         ("407 Proxy Authentication Required", "proxy"),
         ("307 Temporary Redirect\r\nlocation: http://10.0.0.1/", "follows no redirect"),
         ("302 Found\r\nlocation: http://10.0.0.1/", "follows no redirect"),
@@ -301,6 +301,7 @@ async fn a_workers_refusal_or_redirect_is_none_of_the_clients() {
         let answer = rig.post(CHAT, &chat(false)).await;
         assert_eq!((answer.status.as_u16(), answer.code().as_str()), (502, "worker_refused"));
         assert!(answer.text().contains(remedy), "{status}: {}", answer.text());
+        assert_eq!(answer.header("x-should-retry"), Some("false"), "the next one is the same");
         for dropped in ["www-authenticate", "location", "set-cookie"] {
             assert_eq!(answer.header(dropped), None, "{status}: {dropped}");
         }
