@@ -150,8 +150,7 @@ impl Shared {
             if is_last || !may_move(job, &problem, tried.len()) {
                 ticket.aboard = Some(aboard);
                 let claim = claim.withdrawn(NoClaim::Failed);
-                // An empty stream that says nothing of its end would pass for an answer.
-                return match fallback.filter(|_| problem != Problem::Dropped) {
+                return match fallback {
                     Some(answer) => Ok(self.answer(answer, &claim, tried.len(), ticket)),
                     None => Err(Box::new((problem, ticket))),
                 };
@@ -392,7 +391,8 @@ impl Shared {
         match opened {
             None => Attempt::Failed(self.why_left(number), None),
             Some(Ok(Opening::Fine)) => Attempt::Answer(answer),
-            Some(Ok(Opening::Dropped)) => Attempt::Failed(Problem::Dropped, Some(answer)),
+            // An empty stream that says nothing of its end would pass for an answer.
+            Some(Ok(Opening::Dropped)) => Attempt::Failed(Problem::Dropped, None),
             Some(Ok(Opening::Empty)) => Attempt::Failed(Problem::Empty, Some(answer)),
             Some(Ok(Opening::Unavailable)) => Attempt::Failed(Problem::Unreachable, Some(answer)),
             Some(Err(problem)) => Attempt::Failed(problem, None),

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use fak_index::Index;
+use fak_wire::openai::Request;
 
 use super::Shared;
 use super::claim::{Asker, NoClaim, claim};
@@ -59,10 +60,8 @@ impl Shared {
         job: &Job,
         candidates: &[(usize, &View)],
     ) -> Result<Matched, NoClaim> {
-        if job.request().is_none() {
-            return Err(NoClaim::Route);
-        }
-        let matched = self.match_with(job, candidates).await;
+        let request = job.request().ok_or(NoClaim::Route)?;
+        let matched = self.match_with(job, request, candidates).await;
         self.metrics.matched(matched.as_ref().map_or_else(|why| *why, |(_, how)| *how));
         matched.map(|(matched, _)| matched).map_err(NoClaim::from)
     }
@@ -70,9 +69,9 @@ impl Shared {
     async fn match_with(
         &self,
         job: &Job,
+        request: &Request,
         candidates: &[(usize, &View)],
     ) -> Result<(Matched, Matching), Matching> {
-        let request = job.request().ok_or(Matching::NotMatchable)?;
         if !candidates.iter().any(|(_, view)| may_hold(&self.index, &view.state)) {
             return Err(Matching::Skipped);
         }
