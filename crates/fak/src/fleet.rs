@@ -22,6 +22,7 @@ use tokio::time::Instant;
 pub use busy::{Busy, Stage, busy_with};
 pub use credit::{Credit, Outcome, Withheld};
 pub use door::{Door, Inside};
+pub use why::rollout_end;
 
 use crate::engine::{Engine, KvIdentity, Models};
 
@@ -45,6 +46,8 @@ pub struct State {
     pub capabilities: witness::Capabilities,
     /// Whether the last probe got an answer.
     pub is_reachable: bool,
+    /// Why the last look got no answer, or why no model is known.
+    pub silence: Option<Arc<str>>,
     /// False where requests run and no token came for too long: the engine is suspect, and gets no
     /// more.
     pub is_progressing: bool,
@@ -263,6 +266,7 @@ impl State {
             standing: Standing::UNOBSERVED,
             capabilities: witness::Capabilities::default(),
             is_reachable: false,
+            silence: None,
             is_progressing: true,
             pace: Pace::default(),
             incarnation: None,

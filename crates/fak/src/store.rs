@@ -85,8 +85,8 @@ pub enum Error {
     /// Restart fak: it reads what the other fak wrote.
     #[error(
         "the connection to the database broke, or the file with the ledger's lock was removed, and \
-         another fak wrote the ledger meanwhile; this one writes no more rows: start it again, to \
-         read what the other wrote"
+         another fak wrote the ledger meanwhile; this one writes no more rows: leave the ledger to \
+         the other, or stop that one and start this one again, to read what the other wrote"
     )]
     Lost,
     /// Restart fak, with the file put back where there is a copy.
@@ -128,20 +128,29 @@ impl Error {
     /// The error and its causes in one line, and what to do about it where that is known.
     pub(crate) fn explained(&self) -> String {
         let told = error_chain(self);
-        match self.is_disk_full() {
-            true => format!("{told}; free space on the database's disk: fak needs no restart"),
-            false => told,
+        match self.remedy() {
+            Some(remedy) => format!("{told}; {remedy}"),
+            None => told,
         }
     }
 
-    fn is_disk_full(&self) -> bool {
-        let Self::Unavailable(sqlx::Error::Database(error)) = self else { return false };
-        error.code().is_some_and(|code| DISK_FULL.contains(&&*code))
+    fn remedy(&self) -> Option<&'static str> {
+        let Self::Unavailable(sqlx::Error::Database(error)) = self else { return None };
+        match &*error.code()? {
+            SQLITE_FULL | POSTGRES_DISK_FULL => {
+                Some("free space on the database's disk: fak needs no restart")
+            }
+            SQLITE_CANNOT_OPEN => {
+                Some("the file's folder has to be there, and fak's user has to be able to write it")
+            }
+            _ => None,
+        }
     }
 }
 
-/// What SQLite and PostgreSQL call it.
-const DISK_FULL: &[&str] = &["13", "53100"];
+const SQLITE_FULL: &str = "13";
+const POSTGRES_DISK_FULL: &str = "53100";
+const SQLITE_CANNOT_OPEN: &str = "14";
 
 /// Tells the time, in UTC.
 pub type Clock = fn() -> Timestamp;

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
+use fak_kernel::Phase;
 use http::StatusCode;
 use serde_json::json;
 
@@ -96,8 +97,11 @@ fn reasons(fleet: &Snapshot, serving: &BTreeMap<&str, usize>) -> Vec<String> {
 fn say(view: &View) -> String {
     let id = &view.worker.id;
     let is = match view.state.is_reachable {
-        true => format!("{id} is {}", view.state.phase().as_str()),
-        false => format!("{id} gives no answer at {}", super::workers::url(view)),
+        true => match view.state.phase() {
+            Phase::Serving => format!("{id} takes no requests"),
+            phase => format!("{id} is {phase}"),
+        },
+        false => format!("{id} at {}", super::workers::url(view)),
     };
     match view.why() {
         Some(why) => format!("{is}: {why}"),

@@ -7,7 +7,7 @@ use fak_kernel::Action;
 use fak_kernel::witness::{Reason, Refusal};
 use serde_json::Value;
 
-use crate::fleet::busy_with;
+use crate::fleet::{busy_with, rollout_end};
 use crate::store::Row;
 
 /// `message`, with what the row tells of the cause, and with the way out where there is one.
@@ -38,9 +38,9 @@ fn way_out(refusal: Refusal, row: &Row) -> Option<String> {
         Refusal::Held => {
             let holder = row.asked.get("held_by").and_then(Value::as_str)?;
             return Some(format!(
-                "by {holder}; end the rollout (fak rollout end --holder {holder} --weights same, \
-                 or changed, or loaded), or act for it (--holder {holder}); a worker's own actions \
-                 also take --force"
+                "by {holder}; end the rollout, by {}, or act for it (--holder {holder}); a \
+                 worker's own actions also take --force",
+                rollout_end(holder)
             ));
         }
         Refusal::KeepNotProven => return Some(keep_tier(&row.asked)),

@@ -110,7 +110,8 @@ async fn open_store(settings: &Serve, at: SocketAddr) -> Result<Store, Error> {
         std::os::unix::fs::DirBuilderExt::mode(&mut private, 0o700);
         private.create(folder).map_err(|error| failed(error.into()))?;
     }
-    let store = Store::open(&settings.db).await.map_err(|error| failed(error.into()))?;
+    let store = Store::open(&settings.db).await;
+    let store = store.map_err(|error| failed(anyhow::Error::msg(error.explained())))?;
     let who = format!("fak serve at {at}, process {}", std::process::id());
     store.own(&who).await.map_err(|error| failed(error.into()))?;
     Ok(store)

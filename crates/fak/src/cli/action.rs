@@ -168,7 +168,8 @@ pub struct Reset<E: Args> {
     /// Drop the connector's tiers as well.
     #[arg(long)]
     pub external: bool,
-    /// Preempt running requests, instead of waiting for them to end.
+    /// Preempt running requests, instead of waiting for them to end. vLLM 0.32.0 with an offloading
+    /// connector was once seen to die of it.
     #[arg(long)]
     pub running: bool,
     /// How long requests may take to end, in milliseconds; where they do not, nothing is done.

@@ -247,9 +247,11 @@ impl Raw {
         let f = &mut found;
         let listen = self.listen(flags.listen, lookup, f);
         let key = |name, f: &mut Found<'_>| f.kept(secret(lookup, name).map_err(Error::from));
-        let admin_key = key(names::ADMIN_KEY, f);
+        let admin_key = secret(lookup, names::ADMIN_KEY).map_err(Error::from);
+        let is_open = matches!(admin_key, Ok(None));
+        let admin_key = f.kept(admin_key);
         if let Some(listen) = listen
-            && admin_key.is_none()
+            && is_open
             && !is_loopback(listen)
         {
             f.wrong(Error::Unguarded { listen });
@@ -527,6 +529,8 @@ mod tests {
         let refused = resolve(&open, &[]).expect_err("unguarded");
         assert!(refused.contains("FAK_ADMIN_KEY"), "{refused}");
         assert!(resolve(&open, &[("FAK_ADMIN_KEY", "k3y")]).is_ok());
+        let unusable = resolve(&open, &[("FAK_ADMIN_KEY", "a\nb")]).expect_err("no header has it");
+        assert!(!unusable.contains("has to be set"), "{unusable}");
         for (listen, is_own) in [
             ("[::1]:80", true),
             ("[::ffff:127.0.0.1]:80", true),

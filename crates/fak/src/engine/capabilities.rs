@@ -54,6 +54,24 @@ impl<T> Learnt<T> {
         }
     }
 
+    /// This answer; where it knows nothing, the earlier one that does.
+    #[must_use]
+    pub fn or_earlier(self, earlier: Self) -> Self {
+        match (self, earlier) {
+            (Self::Unknown { .. }, told @ Self::Told { .. }) => told,
+            (now, _) => now,
+        }
+    }
+
+    /// Why nothing was told, if nothing was.
+    #[must_use]
+    pub fn untold(&self) -> Option<&str> {
+        match self {
+            Self::Told { .. } => None,
+            Self::Unknown { why } => Some(why),
+        }
+    }
+
     fn unknown(why: impl Into<String>) -> Self {
         Self::Unknown { why: why.into() }
     }
@@ -107,16 +125,18 @@ impl Capabilities {
     #[must_use]
     pub fn or(self, earlier: Self) -> Self {
         Self {
-            version: self.version.or(earlier.version),
-            clear_connector_cache: self.clear_connector_cache.or(earlier.clear_connector_cache),
-            kv_event_sources: self.kv_event_sources.or(earlier.kv_event_sources),
-            models: self.models.or(earlier.models),
-            loads_adapters: self.loads_adapters.or(earlier.loads_adapters),
-            connectors: self.connectors.or(earlier.connectors),
-            offload: self.offload.or(earlier.offload),
-            block_size: self.block_size.or(earlier.block_size),
-            prefix_caching: self.prefix_caching.or(earlier.prefix_caching),
-            settings: self.settings.or(earlier.settings),
+            version: self.version.or_earlier(earlier.version),
+            clear_connector_cache: self
+                .clear_connector_cache
+                .or_earlier(earlier.clear_connector_cache),
+            kv_event_sources: self.kv_event_sources.or_earlier(earlier.kv_event_sources),
+            models: self.models.or_earlier(earlier.models),
+            loads_adapters: self.loads_adapters.or_earlier(earlier.loads_adapters),
+            connectors: self.connectors.or_earlier(earlier.connectors),
+            offload: self.offload.or_earlier(earlier.offload),
+            block_size: self.block_size.or_earlier(earlier.block_size),
+            prefix_caching: self.prefix_caching.or_earlier(earlier.prefix_caching),
+            settings: self.settings.or_earlier(earlier.settings),
         }
     }
 }

@@ -9,7 +9,7 @@ use fak_wire::metrics::Snapshot;
 use serde_json::Value;
 
 use super::client::{Error, Outgoing, Response};
-use super::endpoints::Control;
+use super::endpoints::{Control, Data};
 use super::{Engine, NotAllowed, ScrapeError};
 use crate::telemetry::error_chain;
 
@@ -154,6 +154,9 @@ pub struct Observation {
     /// level *requested*: level 2 after level 1 shows level 2 although the second call did nothing
     /// (observed, 0.32.0).
     pub sleep_state: Seen<SleepState>,
+    /// The front end answers for an engine that is dead or stops: `/health` is 503, when the flags
+    /// may still read as before. It is 200 while an engine is paused or asleep (observed, 0.32.0).
+    pub is_dead: bool,
 }
 
 impl Engine {
@@ -171,17 +174,24 @@ impl Engine {
 
     /// Looks at the engine's state, and hands out the scrape that a part of it was read from.
     pub async fn observe_and_scrape(&self) -> (Observation, Result<Snapshot, ScrapeError>) {
-        let (is_paused, is_sleeping, scraped) = tokio::join!(
+        let (is_paused, is_sleeping, scraped, is_dead) = tokio::join!(
             self.flag(Control::IsPaused, "is_paused"),
             self.flag(Control::IsSleeping, "is_sleeping"),
             self.scrape(),
+            self.is_dead(),
         );
         let sleep_state = match &scraped {
             Ok(snapshot) => sleep_state(snapshot),
             Err(ScrapeError::Http(error)) => unseen(error),
             Err(error) => Seen::Failed { detail: error_chain(error) },
         };
-        (Observation { is_paused, is_sleeping, sleep_state }, scraped)
+        (Observation { is_paused, is_sleeping, sleep_state, is_dead }, scraped)
+    }
+
+    async fn is_dead(&self) -> bool {
+        let health = Outgoing::to(self.endpoints.data(Data::Health));
+        let answer = self.client.send(health, self.client.timeouts().probe).await;
+        answer.is_ok_and(|answer| answer.status == http::StatusCode::SERVICE_UNAVAILABLE)
     }
 
     /// Makes a control call.

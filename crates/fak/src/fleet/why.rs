@@ -1,23 +1,25 @@
 //! Why does a worker take no requests, and what would help?
 //!
-//! Invariant: of a worker that serves nothing is said; of every other, all that keeps it from
-//! serving beside its phase, each with its remedy.
+//! Invariant: of a worker that names its models and serves nothing is said; of every other, all
+//! that keeps it from serving beside its phase, each with its remedy.
 
 use fak_kernel::Phase;
 
 use super::{View, busy_with};
 
+const WEIGHTS_UNPROVEN: &str =
+    "it waits for its weights, of which nothing says that they are loaded";
+
 impl View {
-    /// What keeps requests out beside the phase; nothing where it serves, or where the phase says
-    /// all.
+    /// What keeps requests out beside the phase; where nothing does, what would end the phase.
     #[must_use]
     pub fn why(&self) -> Option<String> {
-        if self.state.is_serving() {
+        if self.state.is_serving() && self.state.silence.is_none() {
             return None;
         }
-        let causes = [self.busy(), self.held(), self.half_awake(), self.unwell()];
+        let causes = [self.busy(), self.held(), self.half_awake(), self.unwell(), self.silent()];
         let causes: Vec<_> = causes.into_iter().flatten().collect();
-        (!causes.is_empty()).then(|| causes.join("; "))
+        (!causes.is_empty()).then(|| causes.join("; ")).or_else(|| self.at_rest())
     }
 
     fn busy(&self) -> Option<String> {
@@ -28,10 +30,7 @@ impl View {
 
     fn held(&self) -> Option<String> {
         let holder = self.state.held_by.as_ref()?;
-        Some(format!(
-            "held by {holder} until fak rollout end --holder {holder} --weights same (or changed, \
-             or loaded) brings it back"
-        ))
+        Some(format!("held by {holder} until {} brings it back", rollout_end(holder)))
     }
 
     fn half_awake(&self) -> Option<String> {
@@ -39,18 +38,32 @@ impl View {
         if state.phase() != Phase::Waking {
             return None;
         }
-        let (verb, whose) = match &state.held_by {
-            Some(holder) => ("rollout end", format!("--holder {holder}")),
-            None => ("worker wake", id.to_string()),
-        };
-        Some(if state.standing.weights_proven {
-            format!("a part of it is asleep (fak {verb} {whose} wakes the rest)")
-        } else {
-            format!(
-                "it waits for its weights, of which nothing says that they are loaded (once they \
-                 are: fak {verb} {whose} --weights loaded)"
-            )
+        Some(match (&state.held_by, state.standing.weights_proven) {
+            (Some(holder), true) => {
+                format!("a part of it is asleep ({} wakes the rest)", rollout_end(holder))
+            }
+            (None, true) => {
+                format!("a part of it is asleep (fak worker wake {id} wakes the rest)")
+            }
+            (Some(holder), false) => {
+                let end = format!("fak rollout end --holder {holder} --weights loaded");
+                format!("{WEIGHTS_UNPROVEN} (once they are: {end})")
+            }
+            (None, false) => {
+                let wake = format!("fak worker wake {id} --weights loaded");
+                format!("{WEIGHTS_UNPROVEN} (once they are: {wake})")
+            }
         })
+    }
+
+    /// Nobody holds it, and nothing else is wrong with it.
+    fn at_rest(&self) -> Option<String> {
+        let id = &self.worker.id;
+        match self.state.phase() {
+            Phase::Paused => Some(format!("fak worker resume {id} lets it go on")),
+            Phase::Sleeping => Some(format!("fak worker wake {id} wakes it")),
+            Phase::Serving | Phase::Waking | Phase::Error => None,
+        }
     }
 
     fn unwell(&self) -> Option<String> {
@@ -68,4 +81,22 @@ impl View {
             state.is_unclear.then(|| "its signals contradict each other".to_owned())
         }
     }
+
+    /// An engine that guards a route answers 401 there; vLLM guards those under `/v1` alone
+    /// (0.32.0, source).
+    fn silent(&self) -> Option<String> {
+        let silence = self.state.silence.as_deref()?;
+        let is_refused = ["401", "403"].iter().any(|status| silence.ends_with(status));
+        let remedy = if is_refused { " (is FAK_VLLM_API_KEY its key?)" } else { "" };
+        Some(match self.state.is_reachable {
+            true => format!("it names no model: {silence}{remedy}"),
+            false => format!("it gives no answer: {silence}{remedy}"),
+        })
+    }
+}
+
+/// What ends a rollout.
+#[must_use]
+pub fn rollout_end(holder: &str) -> String {
+    format!("fak rollout end --holder {holder} --weights same (or changed, or loaded)")
 }

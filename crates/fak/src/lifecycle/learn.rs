@@ -58,7 +58,7 @@ impl Owner {
         let is_due = self.looks.is_multiple_of(ASK_EVERY) || mem::take(&mut self.is_hinted);
         if is_due {
             let told = self.worker.engine.models().await;
-            self.told.models = told.or(mem::take(&mut self.told.models));
+            self.told.models = told.or_earlier(mem::take(&mut self.told.models));
             self.show_models();
         }
         if self.has_reconnected() || is_due && self.ranks.is_empty() {
@@ -95,10 +95,16 @@ impl Owner {
         }
     }
 
+    /// Shows why no model is known, where none is.
+    pub(super) fn show_silence(&mut self) {
+        self.state.silence = self.told.models.untold().map(Into::into);
+    }
+
     fn show_models(&mut self) {
         if let Some(models) = self.told.models.told() {
             self.state.models = models.clone();
         }
+        self.show_silence();
         self.state.are_adapters_fixed = self.told.loads_adapters.told() == Some(&false);
     }
 }

@@ -222,6 +222,7 @@ impl Owner {
         self.inherit().await?;
         self.state.is_reachable = look.is_reachable();
         if !self.state.is_reachable {
+            self.state.silence = Some(look.silence().into());
             self.tell_life(look).await;
             self.failures = self.failures.saturating_add(1);
             if self.failures == self.config.failures_max {
@@ -233,6 +234,7 @@ impl Owner {
             return Ok(());
         }
         self.failures = 0;
+        self.show_silence();
         if self.sees_turns(look).await {
             return Ok(());
         }

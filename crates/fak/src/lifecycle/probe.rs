@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fak_wire::metrics::{Signals, Snapshot};
 use serde_json::Value;
 
-use crate::engine::{Control, Data, Engine, Observation, Outgoing, Seen};
+use crate::engine::{Control, Engine, Observation, Seen};
 use crate::store;
 
 /// What one look brought.
@@ -18,17 +18,12 @@ pub(super) struct Look {
     pub(super) observation: Observation,
     pub(super) metrics: Option<Arc<Snapshot>>,
     pub(super) weight_version: Option<Arc<str>>,
-    /// The front end answers for an engine that is dead or is being stopped.
-    is_dead: bool,
 }
 
 impl Look {
     pub(super) async fn at(engine: &Engine) -> Self {
-        let ((observation, metrics), weights, is_dead) = tokio::join!(
-            engine.observe_and_scrape(),
-            engine.read(Control::WeightInfo),
-            is_dead(engine),
-        );
+        let ((observation, metrics), weights) =
+            tokio::join!(engine.observe_and_scrape(), engine.read(Control::WeightInfo));
         let version = |body: &Value| {
             let told = body.get("weight_version")?.as_str()?;
             Some(Arc::from(&*store::fitting_name(told)))
@@ -37,7 +32,6 @@ impl Look {
             observation,
             metrics: metrics.ok().map(Arc::new),
             weight_version: weights.as_ref().and_then(version),
-            is_dead,
         }
     }
 
@@ -47,7 +41,18 @@ impl Look {
             || [self.observation.is_paused.clone(), self.observation.is_sleeping.clone()]
                 .iter()
                 .any(|seen| matches!(seen, Seen::Value(_) | Seen::NotOffered));
-        is_answered && !self.is_dead
+        is_answered && !self.observation.is_dead
+    }
+
+    /// Why it is not reachable.
+    pub(super) fn silence(&self) -> &str {
+        if self.observation.is_dead {
+            return "/health answers 503: the engine behind its front end is dead, or stops";
+        }
+        match &self.observation.is_paused {
+            Seen::Unreachable { detail } | Seen::Failed { detail } => detail,
+            Seen::Value(_) | Seen::NotOffered => "it tells nothing of its state",
+        }
     }
 
     /// This life of the process, by its start in Unix seconds. Engines whose metrics come from
@@ -56,15 +61,6 @@ impl Look {
         let start = self.metrics.as_ref()?.process_start?;
         Some(format!("{start:.3}").into())
     }
-}
-
-/// `/health` is 200 while an engine is paused or asleep, and 503 once it is dead or stopping, when
-/// the flags may still read as before (vLLM 0.32.0, observed).
-async fn is_dead(engine: &Engine) -> bool {
-    let health = Outgoing::to(engine.endpoints().data(Data::Health));
-    let within = engine.client().timeouts().probe;
-    let answer = engine.client().send(health, within).await;
-    answer.is_ok_and(|answer| answer.status == http::StatusCode::SERVICE_UNAVAILABLE)
 }
 
 /// Tells a worker that computes from one that hangs: requests run, and nothing moves.

@@ -112,7 +112,9 @@ pub(crate) fn observed(seen: &Observation) -> witness::Observed {
         sleep_state: seen.sleep_state.value(),
         ..witness::State::default()
     };
-    if state != witness::State::default() {
+    if seen.is_dead {
+        witness::Observed::Nothing
+    } else if state != witness::State::default() {
         witness::Observed::State(state)
     } else if gone.iter().all(|g| *g) {
         witness::Observed::Gone
@@ -174,6 +176,9 @@ fn observed_json(seen: &Observation) -> Value {
     put(&mut object, "is_paused", &seen.is_paused, |flag| json!(flag));
     put(&mut object, "is_sleeping", &seen.is_sleeping, |flag| json!(flag));
     put(&mut object, "sleep_state", &seen.sleep_state, |state| json!(state.as_str()));
+    if seen.is_dead {
+        object.insert("is_dead".to_owned(), json!(true));
+    }
     Value::Object(object)
 }
 

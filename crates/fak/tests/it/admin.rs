@@ -315,7 +315,8 @@ async fn ready_says_which_model_nobody_serves_and_why() {
     rig.post("/fak/v1/workers/w1/pause", "").await;
     let ready = rig.get("/ready").await;
     assert_eq!(ready.status, 503);
-    let reason = "no worker serves tiny: w0 is sleeping, w1 is paused";
+    let reason = "no worker serves tiny: w0 is sleeping: fak worker wake w0 wakes it, w1 is \
+                  paused: fak worker resume w1 lets it go on";
     assert_eq!(ready.json()["reasons"], json!([reason]));
     assert_eq!(rig.get("/health").await.status, 200);
 }

@@ -124,3 +124,43 @@ async fn a_refusal_names_what_ends_it() {
     assert_eq!(failed.status, 502, "{}", failed.text);
     assert!(failed.text.contains("its log says why"), "{}", failed.text);
 }
+
+/// The flags of a front end whose engine is dead read as before.
+#[tokio::test]
+async fn a_wake_of_an_engine_that_is_dead_under_its_front_end_is_not_told_as_serving() {
+    let rig = Rig::start(1).await;
+    assert_eq!(rig.post(SLEEP, r#"{"level":1}"#).await.status, 200);
+    rig.sims[0].faults().unhealthy(true);
+    let woken = rig.post("/fak/v1/workers/w0/wake", "").await;
+    assert_eq!(woken.status, 502, "{}", woken.text);
+    let row = &woken.json()["row"];
+    assert_eq!((&row["serving"], &row["observed"]["is_dead"]), (&json!(false), &json!(true)));
+    rig.look(0).await;
+    let now = worker(&rig).await;
+    assert_eq!((&now["serving"], &now["reachable"]), (&json!(false), &json!(false)));
+    assert!(now["why"].as_str().unwrap().contains("/health answers 503"), "{now}");
+}
+
+#[tokio::test]
+async fn a_worker_whose_key_is_another_or_that_answers_nothing_says_so() {
+    let mut rig = Rig::start(1).await;
+    rig.sims[0].restart().await.unwrap();
+    rig.sims[0].faults().route("/v1/models", RouteFault::Fail(401), 2);
+    rig.look(0).await;
+    let refused = "it names no model: /v1/models answered 401 (is FAK_VLLM_API_KEY its key?)";
+    assert_eq!(worker(&rig).await["why"], refused);
+    let ready = rig.get("/ready").await;
+    assert!((ready.status, ready.text.contains(refused)) == (503, true), "{}", ready.text);
+    for _ in 0..2 {
+        rig.look(0).await;
+    }
+    assert_eq!(worker(&rig).await["why"], json!(null), "it tells its models now");
+    for path in ["/is_paused", "/is_sleeping", "/metrics"] {
+        rig.sims[0].faults().route(path, RouteFault::Fail(403), 1);
+    }
+    rig.look(0).await;
+    let unheard = "it gives no answer: status 403 (is FAK_VLLM_API_KEY its key?)";
+    assert_eq!(worker(&rig).await["why"], unheard);
+    rig.look(0).await;
+    assert_eq!(worker(&rig).await["why"], json!(null));
+}
