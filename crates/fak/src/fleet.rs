@@ -325,6 +325,19 @@ impl State {
         )
     }
 
+    /// What an operator has to mend, whether it serves or not.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        let is_unheard = self.is_reachable && !self.models.is_empty() && self.streams.is_empty();
+        let unheard = || {
+            "nothing tells where it publishes KV events, so that nothing is claimed of it: start \
+             it with --kv-events-config and VLLM_SERVER_DEV_MODE=1, or name its sockets (kv=, \
+             replay=)"
+                .to_owned()
+        };
+        self.identity.why().or_else(|| is_unheard.then(unheard))
+    }
+
     /// Why claims on it rest on requests of fak's own, and what to do about it.
     #[must_use]
     pub fn rests_on_markers(&self) -> Option<String> {

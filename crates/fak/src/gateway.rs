@@ -115,6 +115,10 @@ pub struct Config {
     pub affine_for: Duration,
     /// How long a claim that was too high waits for the event that explains it.
     pub audit_after: Duration,
+    /// How long nobody may have left a worker before it is said to hold nothing of a prompt: as
+    /// long as a belief counts without new proof, so that the stream was proven to bring what the
+    /// last one to leave had stored.
+    pub quiet_for: Duration,
     /// Tells the date that chat templates write.
     pub clock: fn() -> jiff::Timestamp,
 }
@@ -152,6 +156,7 @@ impl Default for Config {
             predicted_for: Duration::from_secs(2),
             affine_for: Duration::from_secs(600),
             audit_after: Duration::from_secs(1),
+            quiet_for: Duration::from_secs(6),
             clock: jiff::Timestamp::now,
         }
     }

@@ -13,6 +13,7 @@ from .words import Weights
 log = logging.getLogger("fak_client")
 #: Who holds workers for a rollout that names nobody.
 DEFAULT_HOLDER = "rollout"
+_WAY_OUT = "the client's rollout.end(weights=...) wakes them"
 
 
 class Statement:
@@ -43,7 +44,7 @@ class Statement:
         if self._said is None:
             raise LeftAsleep(
                 f"nobody said what became of the weights: {self._standing(holder)}; say same(), "
-                "loaded() or changed() in the block, or call rollout.end()"
+                "loaded() or changed() in the block, or call the client's rollout.end(weights=...)"
             )
         return self._said
 
@@ -52,13 +53,13 @@ class Statement:
             begun = (end for end in error.workers if isinstance(end, Begun))
             self.begun = tuple(end for end in begun if end.outcome == "done")
             if self.begun:
-                _say(error, f"{self._standing(holder)}; rollout.end() wakes them")
+                _say(error, f"{self._standing(holder)}; {_WAY_OUT}")
         elif not (isinstance(error, Unreachable) and not error.sent):
-            told = f"a rollout of {holder or DEFAULT_HOLDER} may have begun; rollout.holds() tells"
-            _say(error, told)
+            told = f"a rollout of {holder or DEFAULT_HOLDER} may have begun"
+            _say(error, f"{told}; the client's rollout.holds() tells")
 
     def _leave(self, error: BaseException, holder: str | None) -> None:
-        _say(error, f"{self._standing(holder)}; rollout.end() wakes them")
+        _say(error, f"{self._standing(holder)}; {_WAY_OUT}")
 
     def _standing(self, holder: str | None) -> str:
         names = ", ".join(result.worker for result in self.begun) or "no worker"

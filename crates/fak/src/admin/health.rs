@@ -44,7 +44,7 @@ pub(super) async fn ready(State(state): State<AdminState>) -> Response {
 
 /// What an operator has to mend of workers whether they serve or not.
 fn warnings(fleet: &Snapshot) -> Vec<String> {
-    let of = |view: &View| Some(format!("{}: {}", view.worker.id, view.state.identity.why()?));
+    let of = |view: &View| Some(format!("{}: {}", view.worker.id, view.state.warning()?));
     fleet.workers.iter().filter_map(of).collect()
 }
 

@@ -38,7 +38,7 @@ fn way_out(refusal: Refusal, row: &Row) -> Option<String> {
         Refusal::Held => {
             let holder = row.asked.get("held_by").and_then(Value::as_str)?;
             return Some(format!(
-                "by {holder}; end the rollout, by {}, or act for it (--holder {holder}); a \
+                "by {holder}; end the rollout, by {}, or act for it (--holder NAME); a \
                  worker's own actions also take --force",
                 rollout_end(holder)
             ));
@@ -66,7 +66,10 @@ fn way_out(refusal: Refusal, row: &Row) -> Option<String> {
         }
         Refusal::OnlyPaused => "resume it instead",
         Refusal::PartlyAwake => "wake the rest of it first",
-        Refusal::StateUnknown => "it is in phase error: wake it once its engine answers",
+        Refusal::StateUnknown => {
+            "it is in phase error: look at it (fak worker status); fak takes it back by itself \
+             once its engine answers and shows its state"
+        }
         Refusal::NotHeld => "nobody holds it (fak rollout ls)",
     };
     Some(told.to_owned())

@@ -101,7 +101,7 @@ fn describe(state: &AdminState, view: &View, loads: &HashMap<Arc<str>, Load>) ->
         streams: now.streams.iter().map(stream).collect(),
         recovering: now.is_recovering,
         state: now.beliefs().to_owned(),
-        warning: now.identity.why(),
+        warning: now.warning(),
         tiers: tiers(state, now),
         sessions: load.sessions as u64,
         in_flight: worker.door.in_flight() as u64,

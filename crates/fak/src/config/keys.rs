@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::Lookup;
 use super::faults::{Error, Found};
+use super::{Lookup, names};
 use crate::engine::Secret;
 
 /// Bytes of a secret.
@@ -71,6 +71,7 @@ pub(super) fn checked(
     written: &[RawKey],
     isolation: bool,
     lookup: Lookup<'_>,
+    (admin, engine): (Option<&Secret>, Option<&Secret>),
     f: &mut Found<'_>,
 ) -> Vec<KeySpec> {
     if written.len() > KEYS_MAX {
@@ -88,6 +89,13 @@ pub(super) fn checked(
         let is_same = |other: &&KeySpec| other.secret == key.secret;
         if let Some(other) = keys.iter().find(is_same) {
             let problem = format!("holds the secret of tenant {:?} too", other.tenant);
+            let (tenant, secret) = (key.tenant, key.place.to_string());
+            f.wrong_at(&place, Error::Key { tenant, place: secret, problem });
+            continue;
+        }
+        let others = [(admin, names::ADMIN_KEY), (engine, names::API_KEY)];
+        if let Some((_, name)) = others.into_iter().find(|(other, _)| *other == Some(&key.secret)) {
+            let problem = format!("holds the secret of {name} too");
             let (tenant, secret) = (key.tenant, key.place.to_string());
             f.wrong_at(&place, Error::Key { tenant, place: secret, problem });
             continue;
@@ -164,6 +172,7 @@ mod tests {
     fn check(keys: &[RawKey]) -> Result<Vec<KeySpec>, String> {
         let lookup = |name: &str| match name {
             "A" => Some(OsString::from("sk-hidden-a")),
+            "ADMIN" => Some(OsString::from("sk-hidden-admin")),
             "AGAIN" => Some(OsString::from("sk-hidden-a")),
             "BAD" => Some(OsString::from("sk hidden")),
             "EMPTY" => Some(OsString::new()),
@@ -171,7 +180,8 @@ mod tests {
         };
         let source = Source::default();
         let mut found = Found::new(&source, BTreeMap::new());
-        let keys = checked(keys, false, &lookup, &mut found);
+        let admin = Secret::new("sk-hidden-admin".to_owned());
+        let keys = checked(keys, false, &lookup, (Some(&admin), None), &mut found);
         found.end().map(|_| keys).map_err(|faults| faults.to_string())
     }
 
@@ -192,6 +202,7 @@ mod tests {
             (vec![two(None, None)], "only one"),
             (vec![two(Some("A"), Some(file.clone()))], "only one"),
             (vec![two(Some("NONE"), None)], "environment variable NONE is not set"),
+            (vec![two(Some("ADMIN"), None)], "ADMIN holds the secret of FAK_ADMIN_KEY too"),
             (vec![two(Some("BAD"), None)], "BAD does not hold"),
             (vec![two(Some("EMPTY"), None)], "EMPTY does not hold"),
             (vec![two(None, Some(file.clone()))], "secret does not hold"),

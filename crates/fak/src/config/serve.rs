@@ -265,7 +265,9 @@ impl Raw {
             None => f.kept(default_db(lookup)),
         };
         let isolation = self.isolation.unwrap_or(false);
-        let keys = keys::checked(&self.key, isolation, lookup, f);
+        let engine_key = key(names::API_KEY, f);
+        let secrets = (admin_key.as_ref(), engine_key.as_ref());
+        let keys = keys::checked(&self.key, isolation, lookup, secrets, f);
         let failures = f.kept(number("probe_failures_max", self.probe_failures_max, 2, 1..=100));
         let hold_max = f.kept(number("hold_max", self.hold_max, 1_000, 0..=100_000));
         let body = self.body_bytes_max;
@@ -277,7 +279,7 @@ impl Raw {
             db,
             state_folder,
             admin_key,
-            engine_key: key(names::API_KEY, f),
+            engine_key,
             keys,
             passing: f.kept(self.passing()),
             isolation,

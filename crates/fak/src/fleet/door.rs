@@ -4,10 +4,12 @@
 //! that it got, [`Inside`], is dropped: at the end of its body, or when its client has left. So the
 //! count cannot leak.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// Set while the door is shut.
 const SHUT: u64 = 1 << 63;
@@ -22,6 +24,16 @@ struct Shared {
     /// One word, so that entering and shutting cannot cross.
     inside: AtomicU64,
     left: Notify,
+    left_at: Mutex<Option<Instant>>,
+    /// How often an engine was told to abort what was inside.
+    aborts: AtomicU64,
+}
+
+impl Shared {
+    fn has_left_within(&self, time: Duration) -> bool {
+        let left_at = *self.left_at.lock().unwrap_or_else(PoisonError::into_inner);
+        left_at.is_some_and(|left_at| left_at.elapsed() < time)
+    }
 }
 
 /// A worker's door; clones are the same door.
@@ -36,14 +48,26 @@ pub struct Inside {
     shared: Arc<Shared>,
     /// What the word was when it had entered.
     entered: u64,
+    /// And the count of aborts.
+    aborts: u64,
 }
 
 impl Inside {
-    /// Whether nobody else was inside when it entered, and nobody entered since.
+    /// Whether nobody else was inside when it entered, nobody entered since, and nobody left for so
+    /// long.
     #[must_use]
-    pub fn is_alone(&self) -> bool {
+    pub fn is_alone(&self, quiet_for: Duration) -> bool {
         let now = self.shared.inside.load(Ordering::Acquire);
-        self.entered & INSIDE == 1 && now & !SHUT == self.entered & !SHUT
+        let is_alone = self.entered & INSIDE == 1 && now & !SHUT == self.entered & !SHUT;
+        is_alone && !self.shared.has_left_within(quiet_for)
+    }
+}
+
+impl Inside {
+    /// Whether the engine was told to abort it.
+    #[must_use]
+    pub fn was_aborted(&self) -> bool {
+        self.shared.aborts.load(Ordering::Acquire) != self.aborts
     }
 }
 
@@ -60,7 +84,13 @@ impl Door {
         let inside = &self.shared.inside;
         let entered = inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, after_entry);
         let entered = after_entry(entered.ok()?)?;
-        Some(Inside { shared: Arc::clone(&self.shared), entered })
+        let aborts = self.shared.aborts.load(Ordering::Acquire);
+        Some(Inside { shared: Arc::clone(&self.shared), entered, aborts })
+    }
+
+    /// The engine is told to abort who is inside.
+    pub fn abort(&self) {
+        self.shared.aborts.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Shuts the door. Who is inside stays.
@@ -77,6 +107,12 @@ impl Door {
     #[must_use]
     pub fn is_shut(&self) -> bool {
         self.shared.inside.load(Ordering::Acquire) & SHUT != 0
+    }
+
+    /// Whether nobody is inside, and nobody left for so long.
+    #[must_use]
+    pub fn is_quiet(&self, quiet_for: Duration) -> bool {
+        self.in_flight() == 0 && !self.shared.has_left_within(quiet_for)
     }
 
     /// How many are inside.
@@ -106,6 +142,9 @@ fn after_entry(now: u64) -> Option<u64> {
 
 impl Drop for Inside {
     fn drop(&mut self) {
+        // Before the count: whoever sees nobody inside sees when the last one left.
+        let now = Some(Instant::now());
+        *self.shared.left_at.lock().unwrap_or_else(PoisonError::into_inner) = now;
         if self.shared.inside.fetch_sub(1, Ordering::AcqRel) & INSIDE == 1 {
             self.shared.left.notify_waiters();
         }
@@ -136,19 +175,27 @@ mod tests {
         assert!(door.enter().is_some());
     }
 
-    #[test]
-    fn who_is_alone_was_so_all_the_time() {
-        let door = Door::new();
+    #[tokio::test(start_paused = true)]
+    async fn who_is_alone_was_so_all_the_time_and_for_a_while_before() {
+        let (door, second) = (Door::new(), Duration::from_secs(1));
         let first = door.enter().expect("open");
-        assert!(first.is_alone());
-        let second = door.enter().expect("open");
-        assert!(!first.is_alone() && !second.is_alone());
-        drop(second);
-        assert!(!first.is_alone(), "somebody was there");
+        assert!(first.is_alone(second));
+        let other = door.enter().expect("open");
+        assert!(!first.is_alone(second) && !other.is_alone(second));
+        assert!(!door.is_quiet(second));
+        drop(other);
+        tokio::time::advance(second).await;
+        assert!(!first.is_alone(second), "somebody was there");
         drop(first);
         let third = door.enter().expect("open");
-        assert!(third.is_alone());
+        assert!(!third.is_alone(second), "somebody has just left");
+        tokio::time::advance(second).await;
+        assert!(third.is_alone(second));
         door.shut();
-        assert!(third.is_alone(), "a shut door lets nobody in");
+        assert!(third.is_alone(second), "a shut door lets nobody in");
+        drop(third);
+        assert!(!door.is_quiet(second));
+        tokio::time::advance(second).await;
+        assert!(door.is_quiet(second));
     }
 }

@@ -46,6 +46,7 @@ impl View {
                 format!("a part of it is asleep (fak worker wake {id} wakes the rest)")
             }
             (Some(holder), false) => {
+                let holder = quoted(holder);
                 let end = format!("fak rollout end --holder {holder} --weights loaded");
                 format!("{WEIGHTS_UNPROVEN} (once they are: {end})")
             }
@@ -98,5 +99,30 @@ impl View {
 /// What ends a rollout.
 #[must_use]
 pub fn rollout_end(holder: &str) -> String {
-    format!("fak rollout end --holder {holder} --weights same (or changed, or loaded)")
+    format!("fak rollout end --holder {} --weights same (or changed, or loaded)", quoted(holder))
+}
+
+/// As a shell takes it for one word, since commands that are told are pasted.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.,:/@+".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holders_name_is_one_word_of_the_command_that_is_told() {
+        for (holder, told) in [
+            ("trainer-7", "--holder trainer-7 "),
+            ("x; touch pwned", "--holder 'x; touch pwned' "),
+            ("a'$(b)", r"--holder 'a'\''$(b)' "),
+        ] {
+            assert!(rollout_end(holder).contains(told), "{}", rollout_end(holder));
+        }
+    }
 }

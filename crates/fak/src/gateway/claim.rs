@@ -76,7 +76,8 @@ pub(super) enum NoClaim {
     Miss,
     /// The ranks that may get the request hold different parts of the prompt.
     RanksDiffer,
-    /// Nothing would be held, but others were inside the worker and may have stored it.
+    /// Nothing would be held, but others are inside the worker, or were lately, and may have stored
+    /// it.
     NotAlone,
     /// The worker's claims were not borne out lately.
     Withheld,
@@ -221,8 +222,8 @@ impl Claim {
 pub(super) struct Asker {
     /// The data-parallel rank that the request names.
     pub(super) pinned: Option<u32>,
-    /// Nobody else is inside the worker, or was since the request entered: whoever is may have
-    /// stored what no event tells yet.
+    /// Nobody else is inside the worker, or left it within the time that events may take: whoever
+    /// is or did may have stored what no event tells yet.
     pub(super) is_alone: bool,
 }
 
@@ -315,6 +316,9 @@ pub(super) fn still(
     let now = claim(index, state, prompt, asker);
     match (then.kv, prompt, then.basis) {
         (Kv::Cold, ..) if now.kv == Kv::Cold => then.clone(),
+        // What came since is the request's own, or of a client that does not come through here.
+        (Kv::Cold, ..) if asker.is_alone && has_only_grown(index, state, then) => then.clone(),
+        (Kv::Cold, ..) if now.kv == Kv::Warm => then.withdrawn(NoClaim::NotAlone),
         (Kv::Cold, ..) => then.withdrawn(now.kv.no_claim().unwrap_or(NoClaim::Lost)),
         (Kv::Warm, Ok(prompt), Some(Basis { rank, mark, .. })) if now.kv == Kv::Warm => {
             let unbroken = tokens(state, &index.held_since(rank, &prompt.key(), mark));
@@ -375,8 +379,21 @@ fn kv(index: &Index, state: &State, rank: &Rank, held: &Held, prompt: &CacheProm
 
 /// Whether a rank is known to hold nothing at all.
 fn is_empty(index: &Index, state: &State, rank: &Rank) -> bool {
+    !index.has_blocks(rank.id) && holds_nothing_else(index, state, rank)
+}
+
+/// Whether a rank is known to hold nothing but what was announced.
+fn holds_nothing_else(index: &Index, state: &State, rank: &Rank) -> bool {
     let is_gone = |tier| index.belief(rank.id, tier, index.chain(&ANY, 1)[0]) == Belief::Gone;
-    rank.trust == Trust::Exact && !index.has_blocks(rank.id) && state.tiers().iter().all(is_gone)
+    rank.trust == Trust::Exact && state.tiers().iter().all(is_gone)
+}
+
+/// Whether no more has become of ranks that held nothing of a prompt than that they stored.
+fn has_only_grown(index: &Index, state: &State, then: &Claim) -> bool {
+    then.cold_since.iter().all(|(id, _)| {
+        let rank = state.ranks.iter().find(|rank| rank.id == *id);
+        rank.is_some_and(|rank| holds_nothing_else(index, state, rank))
+    })
 }
 
 #[cfg(test)]

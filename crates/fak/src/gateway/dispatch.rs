@@ -293,7 +293,9 @@ impl Shared {
         let vigil = Vigil::new(self.fleet.clone(), Arc::clone(&view.worker.id));
         let mut silence = Silence::new(vigil, within, timeouts.idle);
         let mut headers = job.headers.clone();
-        headers.extend(rank.map(|rank| (headers::RANK, HeaderValue::from(rank))));
+        if let Some(rank) = rank {
+            headers.insert(headers::RANK, rank.into());
+        }
         let outgoing = Outgoing::to(engine.endpoints().data(job.route)).headers(headers).body(body);
         let patience = self.deferred.of(number);
         let opened = match patience.clone() {

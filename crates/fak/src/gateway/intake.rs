@@ -78,7 +78,10 @@ impl Shared {
             headers.remove(headers::PRIORITY);
         }
         // Of what the engine gets: a client may name the header as one of this hop alone.
-        job.rank = headers.get(headers::RANK).and_then(|v| v.to_str().ok()?.parse().ok());
+        job.rank = named_rank(&headers)?;
+        if let Some(rank) = job.rank {
+            headers.insert(headers::RANK, rank.into());
+        }
         self.finish(job, headers)
     }
 
@@ -224,6 +227,22 @@ fn refuse_encoded(headers: &HeaderMap) -> Result<(), Problem> {
             Err(Problem::BodyEncoded(shown.chars().take(ENCODING_CHARS_MAX).collect()))
         }
     }
+}
+
+/// The data-parallel rank that a request names. vLLM reads the first such header as Python reads a
+/// number, `-0` and `0_1` too, and chooses by itself where it cannot (0.32.0, source): what fak
+/// does not read as the engine does would go to another rank than the one that is claimed of.
+fn named_rank(headers: &HeaderMap) -> Result<Option<u32>, Problem> {
+    let mut named = headers.get_all(headers::RANK).iter();
+    let (Some(first), more) = (named.next(), named.next()) else { return Ok(None) };
+    let is_plain = first.as_bytes().iter().all(u8::is_ascii_digit) && more.is_none();
+    let rank = first.to_str().ok().filter(|_| is_plain).and_then(|text| text.parse().ok());
+    rank.map(Some).ok_or_else(|| {
+        let found = String::from_utf8_lossy(first.as_bytes());
+        let found = found.chars().take(ENCODING_CHARS_MAX).collect();
+        let expected = "one rank, in digits alone";
+        RequestError::Field { field: "x-data-parallel-rank", found, expected }.into()
+    })
 }
 
 /// The session that an agent names in its own way: Claude Code in a header, and in the

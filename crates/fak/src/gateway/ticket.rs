@@ -12,7 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::audit::{Audit, Audits};
 use super::choosing::OnRank;
-use super::metrics::{Metrics, Outcome};
+use super::metrics::{Failure, Metrics, Outcome};
 use super::predicted::{Chunks, Predicted};
 use super::weights::Dispatched;
 use crate::engine::Data;
@@ -75,6 +75,17 @@ impl Ticket {
         }
     }
 
+    /// What fak had aborted vLLM ends on some routes as if it were complete: a response with
+    /// `completed`, a message without a reason (0.32.0, observed).
+    fn as_ordered(&self, outcome: Outcome) -> Outcome {
+        let is_untold = matches!(self.route, Some(Data::Responses | Data::Messages));
+        let is_aborted = self.aboard.as_ref().is_some_and(|aboard| aboard.inside.was_aborted());
+        match outcome {
+            Outcome::Ok if is_untold && is_aborted => Outcome::Failed(Failure::Aborted),
+            outcome => outcome,
+        }
+    }
+
     /// What goes before a stream's end marker, where it is of several weights.
     pub(super) fn comment(&mut self) -> Option<String> {
         self.aboard.as_mut()?.weights.comment()
@@ -85,6 +96,7 @@ impl Ticket {
         if std::mem::replace(&mut self.has_ended, true) {
             return;
         }
+        let outcome = self.as_ordered(outcome);
         self.metrics.in_flight.dec();
         self.metrics.ended(self.route, outcome);
         self.released = None;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use fak_index::Index;
 use fak_kernel::rank::Event;
 use fak_kernel::witness::{
-    Answer, Call, Clear, Move, Observed, Plan, Quarantine, Reason, Refusal, Seen, State, Verdict,
-    judge, plan,
+    Answer, Call, Clear, Mode, Move, Observed, Plan, Quarantine, Reason, Refusal, Seen, State,
+    Verdict, judge, plan,
 };
 use fak_kernel::{Disposition, Evidence, Phase, TierSet};
 use serde_json::{Value, json};
@@ -291,6 +291,9 @@ impl Owner {
 
     /// What the engine keeps stands still from the call on, not from its answer.
     fn begin_rest(&mut self, mv: Move) {
+        if let Move::Pause { mode: Mode::Abort, .. } | Move::Sleep { mode: Mode::Abort, .. } = mv {
+            self.worker.door.abort();
+        }
         if matches!(mv, Move::Pause { .. } | Move::Sleep { .. }) {
             self.keep_at_rest(true);
             self.publish_standing();

@@ -145,22 +145,22 @@ async fn a_wake_of_an_engine_that_is_dead_under_its_front_end_is_not_told_as_ser
 async fn a_worker_whose_key_is_another_or_that_answers_nothing_says_so() {
     let mut rig = Rig::start(1).await;
     rig.sims[0].restart().await.unwrap();
-    rig.sims[0].faults().route("/v1/models", RouteFault::Fail(401), 2);
+    rig.sims[0].faults().route("/v1/models", RouteFault::Fail(401), 1000);
     rig.look(0).await;
     let refused = "it names no model: /v1/models answered 401 (is FAK_VLLM_API_KEY its key?)";
     assert_eq!(worker(&rig).await["why"], refused);
     let ready = rig.get("/ready").await;
     assert!((ready.status, ready.text.contains(refused)) == (503, true), "{}", ready.text);
-    for _ in 0..2 {
-        rig.look(0).await;
-    }
+    rig.sims[0].faults().clear();
+    rig.look(0).await;
     assert_eq!(worker(&rig).await["why"], json!(null), "it tells its models now");
     for path in ["/is_paused", "/is_sleeping", "/metrics"] {
-        rig.sims[0].faults().route(path, RouteFault::Fail(403), 1);
+        rig.sims[0].faults().route(path, RouteFault::Fail(403), 1000);
     }
     rig.look(0).await;
     let unheard = "it gives no answer: status 403 (is FAK_VLLM_API_KEY its key?)";
     assert_eq!(worker(&rig).await["why"], unheard);
+    rig.sims[0].faults().clear();
     rig.look(0).await;
     assert_eq!(worker(&rig).await["why"], json!(null));
 }

@@ -432,6 +432,65 @@ async fn nothing_is_told_of_a_prompt_whose_worker_began_another_life_before_the_
     }
 }
 
+/// An engine announces what a request stores before it answers it. Of a rank that holds something
+/// the prompt is matched, of an empty one it need not be.
+#[tokio::test]
+async fn a_prompt_is_as_cold_as_it_was_whatever_its_own_request_stored() {
+    for (is_alone, is_matched) in [(true, true), (true, false), (false, true), (false, false)] {
+        let (_peer, rig, rank, mut arrived) = waiting().await;
+        if is_matched {
+            store(&rig, rank, &tokens(1000));
+        }
+        let prompted = tokens(0);
+        let (told, ()) = tokio::join!(claimed(&rig, &prompted), async {
+            let steps = arrived.recv().await.unwrap();
+            let door = rig.fleet.snapshot().workers[0].worker.door.clone();
+            let other = (!is_alone).then(|| door.enter().unwrap());
+            store(&rig, rank, &prompted);
+            steps.send(answer(Some(0))).await.unwrap();
+            rig.counted("fak_requests_total{outcome=\"ok\",route=\"/v1/completions\"}", 1).await;
+            drop(other);
+        });
+        let kv = if is_alone { "cold" } else { "unknown" };
+        assert_eq!(told, said(kv, "0"), "{is_alone} {is_matched}");
+        assert_eq!(rig.count("fak_claims_none_total{reason=\"lost\"}"), 0);
+    }
+}
+
+/// What was lost meanwhile may have been the prompt's.
+#[tokio::test]
+async fn a_prompt_is_not_cold_where_events_were_lost_since() {
+    let (_peer, rig, rank, mut arrived) = waiting().await;
+    let prompted = tokens(0);
+    let (told, ()) = tokio::join!(claimed(&rig, &prompted), async {
+        let steps = arrived.recv().await.unwrap();
+        let lost = Loss { cause: LossCause::Gap, origin: Origin::None };
+        rig.index.demote(rank, TierSet::ALL, Belief::Unknown, lost);
+        steps.send(answer(Some(0))).await.unwrap();
+    });
+    assert_eq!(told, said("unknown", "0"));
+}
+
+/// vLLM ends an aborted response with `completed` (0.32.0, observed).
+#[tokio::test]
+async fn an_answer_that_fak_had_aborted_is_counted_as_failed_where_nothing_shows_it() {
+    for is_aborted in [false, true] {
+        let (_peer, rig, _, mut arrived) = waiting().await;
+        let body = json!({"model": MODEL, "input": "a"}).to_string();
+        let (answered, ()) = tokio::join!(rig.post("/v1/responses", &body), async {
+            let steps = arrived.recv().await.unwrap();
+            if is_aborted {
+                rig.fleet.snapshot().workers[0].worker.door.abort();
+            }
+            steps.send(peer::json("200 OK", "{\"status\":\"completed\"}")).await.unwrap();
+        });
+        assert_eq!(answered.status.as_u16(), 200);
+        let outcome = if is_aborted { "failed" } else { "ok" };
+        let series = "fak_requests_total{outcome=\"OUTCOME\",route=\"/v1/responses\"}";
+        rig.counted(&series.replace("OUTCOME", outcome), 1).await;
+    }
+}
+
 /// Of a prompt that an engine begins to evict from its end, the beginning is as warm as it was.
 #[tokio::test]
 async fn what_still_holds_of_a_claim_is_told() {

@@ -6,7 +6,7 @@ use fak_kernel::{Belief, LossCause, TierSet};
 use serde_json::{Value, json};
 
 use super::bridged::Bridged;
-use super::rig::{MODEL, Rig, chat, setup};
+use super::rig::{MODEL, PATIENT, Rig, chat, setup};
 use super::routing::{hold, prompt};
 use crate::engine::peer::{self, Peer, Reply, Request};
 
@@ -411,6 +411,44 @@ async fn nothing_is_claimed_where_the_engine_has_a_rank_that_is_not_heard() {
     assert_eq!(ask(&[], &tokens).await, "warm");
     rig.state(0, |state| state.has_silent_ranks = true);
     assert_eq!(ask(&[], &tokens).await, "unknown");
+}
+
+/// vLLM reads `-0` as 0 and `0_1` as 1, and of two headers the first (0.32.0, source).
+#[tokio::test]
+async fn a_rank_that_is_not_plainly_named_is_refused() {
+    let (mut peer, rig, tokens) = claiming(Some(96)).await;
+    let name = "x-data-parallel-rank";
+    for rank in ["-0", "+0", "0_1", "1e0", "1.0", "x", "", "0,1", "99999999999"] {
+        let answer = rig.post_with(COMPLETIONS, &[(name, rank)], &prompt(&tokens)).await;
+        let error = answer.json()["error"].take();
+        assert_eq!((answer.status.as_u16(), error["param"].as_str()), (400, Some(name)), "{rank}");
+    }
+    let twice = rig.post_with(COMPLETIONS, &[(name, "0"), (name, "0")], &prompt(&tokens)).await;
+    assert_eq!(twice.status.as_u16(), 400);
+    assert!(peer.requests_so_far().is_empty());
+    let plain = rig.post_with(COMPLETIONS, &[(name, "00")], &prompt(&tokens)).await;
+    assert_eq!((plain.status.as_u16(), plain.header("x-fak-kv")), (200, Some("warm")));
+    assert_eq!(peer.requests_so_far()[0].header(name), Some("0"), "as fak read it");
+}
+
+/// What a request stored may be on its way when the next one asks.
+#[tokio::test]
+async fn cold_is_not_said_while_events_of_who_left_may_be_under_way() {
+    let peer = Peer::start(|_| Reply::Send(answer(100, Some(0)))).await;
+    let mut setup = setup();
+    setup.config.quiet_for = PATIENT;
+    let rig = Rig::with(&[peer.url()], setup).await;
+    hold(&rig, 0, &(0..100).collect::<Vec<_>>());
+    let other: Vec<u32> = (5000..5100).collect();
+    let kv = async || {
+        let answer = rig.post(COMPLETIONS, &prompt(&other)).await;
+        let header = |name| answer.header(name).map(str::to_owned);
+        (header("x-fak-kv"), header("x-fak-kv-reason"))
+    };
+    let said = |kv: &str, why: Option<&str>| (Some(kv.to_owned()), why.map(str::to_owned));
+    assert_eq!(kv().await, said("cold", None));
+    rig.empty().await;
+    assert_eq!(kv().await, said("unknown", Some("not_alone")));
 }
 
 /// A rank that a request names is the one that gets it, if the engine is told and obeys.

@@ -94,7 +94,14 @@ pub(crate) fn setup() -> Setup {
         tokenize: PATIENT,
     };
     let clock = || jiff::Timestamp::UNIX_EPOCH;
-    let config = Config { head_within: PATIENT, audit_after: SHORT, clock, ..Config::default() };
+    let config = Config {
+        head_within: PATIENT,
+        audit_after: SHORT,
+        // Peers store nothing by themselves.
+        quiet_for: Duration::ZERO,
+        clock,
+        ..Config::default()
+    };
     Setup { config, timeouts, impatient: None, hurried: None, sessions: None }
 }
 
