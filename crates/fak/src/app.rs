@@ -5,12 +5,14 @@
 mod bench;
 mod claims;
 mod config;
+mod cors;
 mod doubt;
 mod open_files;
 mod run;
 mod serve;
 mod signals;
 mod sim;
+mod slashed;
 mod witness;
 
 use crate::cli::client::{self, Client};

@@ -186,7 +186,8 @@ Environment:
   FAK_CACHE_SALT_KEY key of the digest behind cache salts; a public one where it is not set
   FAK_VLLM_BASE_URL  the one worker, where nothing else names any; with FAK_VLLM_WORKER_ID,
                      FAK_VLLM_METRICS_URL, FAK_VLLM_KV_EVENTS, FAK_VLLM_KV_REPLAY (fak run --help)
-  FAK_LOG            log filter, as in fak=debug; default: warn
+  FAK_LOG            log filter, as in fak=debug; default: warn; with fak::access=info, a line
+                     for each request
 
 Exit codes: 0 stopped by a signal, 1 failed, or a second signal cut what was under way, 64 bad
 usage or configuration.
@@ -213,6 +214,7 @@ File (--config), with the defaults:
   keep_alive_ms = 0             # comments to a stream's client while its worker is silent; 0: none
   allow_reload_weights = false  # a wake on other weights has the engine load its checkpoint
   pass_headers = []             # headers that pass besides those that fak knows, both ways
+  cors_origins = []             # origins whose pages may ask for inference; [\"*\"]: all
   isolation = false             # each tenant's cache apart; clients' salts do not count
   [weights]
   salt = \"off\"                  # version: every cache_salt carries the weight version
@@ -376,7 +378,8 @@ mod tests {
         let (_, file) = SERVE_HELP.split_once("with the defaults:\n").expect("it is in the help");
         let resolve = |file: &str| {
             let raw: Raw = toml::from_str(file).expect("TOML");
-            let lookup = |name: &str| (name == "ALICE_KEY").then(|| "sk-1".into());
+            let keys = ["ALICE_KEY", "FAK_ADMIN_KEY"];
+            let lookup = |name: &str| keys.contains(&name).then(|| format!("sk-{name}").into());
             raw.resolve(Flags::default(), &lookup, 0).expect("right").to_json()["settings"].take()
         };
         let (told, named) = (

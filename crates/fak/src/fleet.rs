@@ -325,6 +325,13 @@ impl State {
         )
     }
 
+    /// Whether its last look showed more requests than fak had there: others ask it, too, or it
+    /// works on for a client that has left.
+    #[must_use]
+    pub fn shows_others(&self) -> bool {
+        self.counted.is_some_and(|counted| counted.requests > counted.own)
+    }
+
     /// What an operator has to mend, whether it serves or not.
     #[must_use]
     pub fn warning(&self) -> Option<String> {

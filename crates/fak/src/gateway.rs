@@ -307,6 +307,12 @@ impl Gateway {
         self.shared.deferred.run(stop).await;
     }
 
+    /// Whether `path` is one of the data plane's.
+    #[must_use]
+    pub fn serves(path: &str) -> bool {
+        intake::serves(path).is_some()
+    }
+
     /// Answers a request; one that is no inference request is answered with 404.
     pub async fn handle<B>(&self, request: Request<B>) -> Response<Body>
     where
@@ -368,10 +374,10 @@ impl Shared {
             Err(problem) => return Err(Box::new((problem, ticket))),
         };
         let mut answer = self.dispatch(&job, ticket).await?;
-        if let Some(turn) = &job.turn
-            && let Ok(id) = HeaderValue::try_from(&**turn.id())
+        if let Some(session) = &job.session
+            && let Ok(name) = HeaderValue::try_from(session)
         {
-            answer.headers_mut().insert(headers::SESSION, id);
+            answer.headers_mut().insert(headers::SESSION, name);
         }
         Ok(answer)
     }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use fak_kernel::Evidence;
 
-pub use id::{BadId, ID_BYTES_MAX, named};
+pub use id::{BadId, ID_BYTES_MAX, named, of_tenant};
 pub use keeper::Keeper;
 pub use session::{Dormancy, Turn, View};
 

@@ -140,6 +140,8 @@ impl Error {
             SQLITE_FULL | POSTGRES_DISK_FULL => {
                 Some("free space on the database's disk: fak needs no restart")
             }
+            SQLITE_NOT_A_DATABASE => Some("name another file: that one is no SQLite database"),
+            SQLITE_READ_ONLY => Some("fak's user has to be able to write the file and its folder"),
             SQLITE_CANNOT_OPEN => {
                 Some("the file's folder has to be there, and fak's user has to be able to write it")
             }
@@ -151,6 +153,8 @@ impl Error {
 const SQLITE_FULL: &str = "13";
 const POSTGRES_DISK_FULL: &str = "53100";
 const SQLITE_CANNOT_OPEN: &str = "14";
+const SQLITE_READ_ONLY: &str = "8";
+const SQLITE_NOT_A_DATABASE: &str = "26";
 
 /// Tells the time, in UTC.
 pub type Clock = fn() -> Timestamp;

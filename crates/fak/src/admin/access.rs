@@ -80,10 +80,26 @@ fn is_same(key: &[u8], given: &[u8]) -> bool {
     digest(key).verify(&digest(given).finalize().into_bytes()).is_ok()
 }
 
+/// What proxies add to what they pass on.
+const FORWARDED: [&str; 6] =
+    ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"];
+
 /// A browser can be made to ask on behalf of any page, and any name can be made to lead to
 /// loopback: so pages of other origins are refused, and names that are not loopback's own.
 fn local(headers: &HeaderMap) -> Result<(), Error> {
     let denied = |message| Err(Error::new(StatusCode::FORBIDDEN, "forbidden_origin", message));
+    // Then it comes from wherever that proxy listens.
+    if let Some(name) = FORWARDED.iter().find(|name| headers.contains_key(**name)) {
+        let denied = format!("without an admin key, no proxy may ask for control ({name})");
+        return Err(Error::new(StatusCode::FORBIDDEN, "forbidden_origin", denied));
+    }
+    let is_one = |name| headers.get_all(name).iter().nth(1).is_none();
+    if !is_one(HOST) || !is_one(ORIGIN) {
+        return denied("without an admin key, a request has one Host and one Origin at most");
+    }
+    if headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site") {
+        return denied("without an admin key, no page of another origin may ask for control");
+    }
     // No browser leaves it out, and what cannot be read is no name of loopback's own.
     let host = headers.get(HOST).map(|host| host.to_str().unwrap_or_default());
     if !host.is_none_or(|host| host.parse().is_ok_and(|host| is_loopback(&host))) {

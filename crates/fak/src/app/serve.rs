@@ -4,6 +4,7 @@
 //! rebuilt; and at its end requests come first, then the workers' owners, then the ledger.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -18,12 +19,14 @@ use fak_sim::{Binds, Connector, Sim, SimConfig};
 use http::Request;
 use http_body_util::Either;
 use hyper::body::Incoming;
-use tower::ServiceExt as _;
+use tower::util::option_layer;
+use tower::{Layer as _, ServiceExt as _, service_fn};
+use tower_http::cors::CorsLayer;
 
 use super::Error;
 use super::doubt::Findings;
-use super::open_files;
 use super::signals::Signals;
+use super::{cors, open_files, slashed};
 use crate::admin::{self, Access, AdminState};
 use crate::cli::{Exit, ServeArgs};
 use crate::config;
@@ -91,7 +94,8 @@ pub(super) async fn serve(args: ServeArgs) -> Result<Exit, Error> {
     let at = listener.local_addr().map_err(Error::failed)?;
     let app = App::build(&settings, fleet, at).await?;
     writeln!(std::io::stderr(), "fak serve: http://{at}").map_err(Error::failed)?;
-    let exit = app.run(listener, config, settings.limits.drain_announce, signals).await;
+    let cors = cors::layer(&settings.cors_origins);
+    let exit = app.run(listener, config, cors, settings.limits.drain_announce, signals).await;
     for sim in sims {
         sim.stop().await;
     }
@@ -211,20 +215,28 @@ impl App {
         self,
         listener: tokio::net::TcpListener,
         config: ServeConfig,
+        cors: Option<CorsLayer>,
         announce: Duration,
         mut signals: Signals,
     ) -> Exit {
         let Self { gateway, control, store, serving, tasks } = self;
         let cutoff = gateway.cutoff();
+        let data = option_layer(cors).layer(service_fn(move |request: Request<Incoming>| {
+            let gateway = gateway.clone();
+            async move { Ok::<_, Infallible>(gateway.handle(request).await) }
+        }));
         let service = move |request: Request<Incoming>| {
-            let (gateway, control) = (gateway.clone(), control.clone());
+            let (data, control) = (data.clone(), control.clone());
             async move {
-                if admin::owns(request.uri().path()) {
+                if let Some(answer) = slashed::redirect(request.uri()) {
+                    answer.map(Either::Left)
+                } else if admin::owns(request.uri().path()) {
                     let answer = control.oneshot(request.map(axum::body::Body::new)).await;
                     let answer = answer.unwrap_or_else(|never| match never {});
                     answer.map(Either::Right)
                 } else {
-                    gateway.handle(request).await.map(Either::Left)
+                    let answer = data.oneshot(request).await;
+                    answer.unwrap_or_else(|never| match never {}).map(Either::Left)
                 }
             }
         };

@@ -74,6 +74,7 @@ async fn list(client: &Client, as_json: bool) -> Result<Exit, Error> {
         "WEIGHTS",
         "HELD BY",
         "WITNESS",
+        "WHY",
     ];
     let mut table = Table::new(head);
     for worker in &workers {
@@ -87,6 +88,7 @@ async fn list(client: &Client, as_json: bool) -> Result<Exit, Error> {
             table::or_dash(worker.weight_version.as_ref()),
             table::or_dash(worker.held_by.as_ref()),
             table::or_dash(worker.last_witness),
+            table::or_dash(worker.why.as_ref().or(worker.warning.as_ref())),
         ]);
     }
     table.print(&workers, as_json)?;

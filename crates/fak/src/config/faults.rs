@@ -153,6 +153,12 @@ pub enum Error {
         /// What is wrong there.
         error: Box<Error>,
     },
+    /// Clients have to show who they are, and whoever asks for control has not.
+    #[error(
+        "there is a [[key]], so {} has to be set: control is not for clients",
+        names::ADMIN_KEY
+    )]
+    KeysUnguarded,
     /// The listener can be reached from elsewhere.
     #[error("{listen} is not loopback, so {} has to be set", names::ADMIN_KEY)]
     Unguarded {

@@ -100,6 +100,8 @@ impl Serve {
         let ms = |duration: Duration| {
             u64::try_from(duration.as_millis()).map_or(Value::Null, Value::from)
         };
+        let origins: Vec<_> =
+            self.cors_origins.iter().map(|origin| origin.to_str().unwrap_or_default()).collect();
         let plain = [
             ("listen", self.listen.to_string().into()),
             ("db", without_password(&self.db).into()),
@@ -115,6 +117,7 @@ impl Serve {
             ("drain_ms", ms(self.drain)),
             ("allow_reload_weights", self.allow_reload_weights.into()),
             ("pass_headers", self.passing.added().collect::<Vec<_>>().into()),
+            ("cors_origins", origins.into()),
             ("isolation", self.isolation.into()),
         ];
         let salt = if self.salts_carry_version { "version" } else { "off" };

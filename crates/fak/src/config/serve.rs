@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use http::{HeaderValue, Uri};
 use serde::{Deserialize, Serialize};
 
 use super::faults::{Error, Faults, Found};
@@ -139,6 +140,8 @@ pub struct Raw {
     pub allow_reload_weights: Option<bool>,
     /// Headers that pass between clients and engines besides those that fak knows.
     pub pass_headers: Option<Vec<String>>,
+    /// Origins whose pages may ask for inference, as `https://app.example`; or `*` alone.
+    pub cors_origins: Option<Vec<String>>,
     /// What concerns weights.
     pub weights: RawWeights,
     /// Where all this stands, and what beside it cannot be read.
@@ -181,6 +184,8 @@ pub struct Serve {
     pub keys: Vec<KeySpec>,
     /// What of headers passes between clients and engines.
     pub passing: Passing,
+    /// Origins whose pages may ask for inference; `*`: all.
+    pub cors_origins: Vec<HeaderValue>,
     /// Whether each tenant has a cache of its own.
     pub isolation: bool,
     /// Key of the digest behind `cache_salt`.
@@ -247,15 +252,7 @@ impl Raw {
         let f = &mut found;
         let listen = self.listen(flags.listen, lookup, f);
         let key = |name, f: &mut Found<'_>| f.kept(secret(lookup, name).map_err(Error::from));
-        let admin_key = secret(lookup, names::ADMIN_KEY).map_err(Error::from);
-        let is_open = matches!(admin_key, Ok(None));
-        let admin_key = f.kept(admin_key);
-        if let Some(listen) = listen
-            && is_open
-            && !is_loopback(listen)
-        {
-            f.wrong(Error::Unguarded { listen });
-        }
+        let admin_key = self.admin_key(listen, lookup, f);
         let workers = self.workers(flags.worker, lookup, embedded, f);
         let (db, state_folder) = match self.db(flags.db, lookup, f) {
             Some(db) => (db, None),
@@ -282,6 +279,7 @@ impl Raw {
             engine_key,
             keys,
             passing: f.kept(self.passing()),
+            cors_origins: f.kept(self.cors_origins()),
             isolation,
             salt_key: key(names::SALT_KEY, f),
             probe_every: f.kept(ms("probe_every_ms", self.probe_every_ms, 1_000, 50..=60_000)),
@@ -324,6 +322,7 @@ impl Raw {
             ("weights.salt", self.weights.salt.is_some()),
             ("key", !self.key.is_empty()),
             ("pass_headers", self.pass_headers.is_some()),
+            ("cors_origins", self.cors_origins.is_some()),
         ]
         .into_iter()
         .chain(limits::named(self))
@@ -355,6 +354,39 @@ impl Raw {
                 right: "a header's name that is neither a secret's, nor fak's own, nor of one hop",
             }
         })
+    }
+
+    /// What an admin has to show. There has to be something where others than programs of this
+    /// machine reach fak, and where clients have to show who they are.
+    fn admin_key(
+        &self,
+        listen: Option<SocketAddr>,
+        lookup: Lookup<'_>,
+        f: &mut Found<'_>,
+    ) -> Option<Secret> {
+        let key = secret(lookup, names::ADMIN_KEY).map_err(Error::from);
+        if matches!(key, Ok(None)) {
+            if let Some(listen) = listen.filter(|listen| !is_loopback(*listen)) {
+                f.wrong(Error::Unguarded { listen });
+            }
+            if !self.key.is_empty() {
+                f.wrong(Error::KeysUnguarded);
+            }
+        }
+        f.kept(key)
+    }
+
+    fn cors_origins(&self) -> Result<Vec<HeaderValue>, Error> {
+        let written = self.cors_origins.as_deref().unwrap_or_default();
+        let read = |origin: &String| {
+            let is_right = (origin == "*" && written.len() == 1) || is_origin(origin);
+            HeaderValue::try_from(origin).ok().filter(|_| is_right).ok_or_else(|| Error::Value {
+                field: "cors_origins",
+                value: origin.clone(),
+                right: "an origin, as https://app.example, or \"*\" alone",
+            })
+        };
+        written.iter().map(read).collect()
     }
 
     /// The database, where one is named.
@@ -490,6 +522,13 @@ fn first(
     }
 }
 
+/// Whether a browser may send this as `Origin`.
+fn is_origin(text: &str) -> bool {
+    let Ok(uri) = text.parse::<Uri>() else { return false };
+    let is_http = matches!(uri.scheme_str(), Some("http" | "https"));
+    is_http && !text.ends_with('/') && uri.path() == "/" && uri.query().is_none()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -585,7 +624,7 @@ mod tests {
         let flags = Flags { db: Some("mysql:x".to_owned()), ..Flags::default() };
         let told = raw.resolve(flags, &|_| None, 0).expect_err("all of it").to_string();
         let lines: Vec<_> = told.lines().collect();
-        assert_eq!(lines[0], "10 settings cannot be used:", "{told}");
+        assert_eq!(lines[0], "11 settings cannot be used:", "{told}");
         for line in [
             "fak.toml, line 1: listen=\"here\" is not an IP address",
             "fak.toml, line 2: probe_every_ms=1 is not from 50 to 60000",
@@ -680,7 +719,10 @@ mod tests {
         let isolated = format!("isolation = true\n{ONE}");
         assert!(resolve(&isolated, &[]).expect_err("no key").contains("[[key]]"));
         let keyed = format!("{isolated}[[key]]\ntenant = \"a\"\nenv = \"A\"\n");
-        let serve = resolve(&keyed, &[("A", "sk-1")]).expect("it is enough");
+        let unguarded = resolve(&keyed, &[("A", "sk-1")]).expect_err("no admin key");
+        assert!(unguarded.contains("FAK_ADMIN_KEY"), "{unguarded}");
+        let env = [("A", "sk-1"), ("FAK_ADMIN_KEY", "k3y")];
+        let serve = resolve(&keyed, &env).expect("it is enough");
         assert!(serve.isolation && serve.keys[0].secret.expose() == "sk-1");
         let folder = std::env::temp_dir().join(format!("fak-serve-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");

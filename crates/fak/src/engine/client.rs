@@ -171,8 +171,11 @@ impl Client {
         tcp.set_connect_timeout(Some(timeouts.connect));
         tcp.set_nodelay(true);
         tcp.enforce_http(false);
-        let tls = HttpsConnectorBuilder::new()
-            .with_webpki_roots()
+        let tls = HttpsConnectorBuilder::new();
+        // The system's roots, or those that SSL_CERT_FILE names; where there are none, Mozilla's.
+        let tls = tls
+            .with_native_roots()
+            .unwrap_or_else(|_| HttpsConnectorBuilder::new().with_webpki_roots())
             .https_or_http()
             .enable_http1()
             .wrap_connector(tcp);

@@ -164,6 +164,8 @@ paths! {
         ChatCompletions = POST "/v1/chat/completions",
         /// Chat to token ids, without running it.
         ChatCompletionsRender = POST "/v1/chat/completions/render",
+        /// Several conversations in one request.
+        ChatCompletionsBatch = POST "/v1/chat/completions/batch",
         /// Text completion, unary or streamed.
         Completions = POST "/v1/completions",
         /// Text to token ids, without running it.
@@ -188,6 +190,24 @@ paths! {
         Models = GET "/v1/models",
         /// Text or messages to token ids.
         Tokenize = POST "/tokenize",
+        /// Token ids to text.
+        Detokenize = POST "/detokenize",
+        /// Token ids in and out; offered with `--enable-scale-out` (0.32.0, observed).
+        Generate = POST "/inference/v1/generate",
+        /// Whatever the model's pooler gives.
+        Pooling = POST "/pooling",
+        /// Classes of texts.
+        Classify = POST "/classify",
+        /// As below `/v1`.
+        ScoreAtRoot = POST "/score",
+        /// As below `/v1`.
+        RerankAtRoot = POST "/rerank",
+        /// As below `/v1`, by Cohere's version.
+        RerankV2 = POST "/v2/rerank",
+        /// How many requests the engine's server has.
+        Load = GET "/load",
+        /// 200 while the engine's server answers (SageMaker's name).
+        Ping = GET "/ping",
         /// Prometheus text.
         Metrics = GET "/metrics",
         /// 200 while the engine process lives.

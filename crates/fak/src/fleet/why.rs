@@ -88,7 +88,13 @@ impl View {
     fn silent(&self) -> Option<String> {
         let silence = self.state.silence.as_deref()?;
         let is_refused = ["401", "403"].iter().any(|status| silence.ends_with(status));
-        let remedy = if is_refused { " (is FAK_VLLM_API_KEY its key?)" } else { "" };
+        let remedy = if is_refused {
+            " (is FAK_VLLM_API_KEY its key?)"
+        } else if silence.contains("certificate") {
+            " (fak trusts the system's roots, or those in the file that SSL_CERT_FILE names)"
+        } else {
+            ""
+        };
         Some(match self.state.is_reachable {
             true => format!("it names no model: {silence}{remedy}"),
             false => format!("it gives no answer: {silence}{remedy}"),

@@ -77,7 +77,7 @@ pub(super) enum NoClaim {
     /// The ranks that may get the request hold different parts of the prompt.
     RanksDiffer,
     /// Nothing would be held, but others are inside the worker, or were lately, and may have stored
-    /// it.
+    /// it; or something was stored before the answer began, by the request itself or by others.
     NotAlone,
     /// The worker's claims were not borne out lately.
     Withheld,
@@ -317,8 +317,7 @@ pub(super) fn still(
     match (then.kv, prompt, then.basis) {
         (Kv::Cold, ..) if now.kv == Kv::Cold => then.clone(),
         // What came since is the request's own, or of a client that does not come through here.
-        (Kv::Cold, ..) if asker.is_alone && has_only_grown(index, state, then) => then.clone(),
-        (Kv::Cold, ..) if now.kv == Kv::Warm => then.withdrawn(NoClaim::NotAlone),
+        (Kv::Cold, ..) if has_only_grown(index, state, then) => then.withdrawn(NoClaim::NotAlone),
         (Kv::Cold, ..) => then.withdrawn(now.kv.no_claim().unwrap_or(NoClaim::Lost)),
         (Kv::Warm, Ok(prompt), Some(Basis { rank, mark, .. })) if now.kv == Kv::Warm => {
             let unbroken = tokens(state, &index.held_since(rank, &prompt.key(), mark));

@@ -62,6 +62,8 @@ pub(super) struct Job {
     /// The data-parallel rank that the client names.
     pub(super) rank: Option<u32>,
     pub(super) turn: Option<Turn>,
+    /// The session, as the client names it.
+    pub(super) session: Option<String>,
     /// When its body was there.
     pub(super) since: Instant,
     /// Room for its body.

@@ -105,8 +105,19 @@ pub enum Problem {
         witness: Option<u64>,
     },
     /// No worker serves that model.
-    #[error("the model `{0}` does not exist")]
-    Model(String),
+    #[error("the model `{model}` does not exist; there is: {known}")]
+    Model {
+        /// The name that was asked for.
+        model: String,
+        /// Those that there are.
+        known: String,
+    },
+    /// The request names no model, and workers serve several.
+    #[error("name a model: this fleet serves {known}")]
+    NoModel {
+        /// Those that there are.
+        known: String,
+    },
     /// Workers serve the model, and none of them now.
     #[error("no worker can serve this now: the one nearest to serving is {nearest}")]
     NobodyServes {
@@ -208,13 +219,15 @@ impl Problem {
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::NoRoute | Self::Model(_) => StatusCode::NOT_FOUND,
+            Self::NoRoute | Self::Model { .. } => StatusCode::NOT_FOUND,
             Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::Key => StatusCode::UNAUTHORIZED,
             Self::BodyTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyEncoded(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::BodySlow => StatusCode::REQUEST_TIMEOUT,
-            Self::BodyCut | Self::Request(_) | Self::Session(_) => StatusCode::BAD_REQUEST,
+            Self::BodyCut | Self::NoModel { .. } | Self::Request(_) | Self::Session(_) => {
+                StatusCode::BAD_REQUEST
+            }
             Self::Dormant { .. } => StatusCode::CONFLICT,
             Self::Isolation => StatusCode::FORBIDDEN,
             Self::NobodyServes { .. }
@@ -250,7 +263,8 @@ impl Problem {
             Self::Request(_) => "invalid_request",
             Self::Session(_) => "invalid_session",
             Self::Dormant { .. } => "session_dormant",
-            Self::Model(_) => "model_not_found",
+            Self::Model { .. } => "model_not_found",
+            Self::NoModel { .. } => "model_not_named",
             Self::NobodyServes { .. } => "no_serving_worker",
             Self::OtherWeights { .. } => "kv_of_other_weights",
             Self::HoldFull { .. } => "too_many_waiting",
@@ -318,7 +332,7 @@ impl Problem {
     fn kind(&self) -> &'static str {
         match self.side() {
             Side::Client => match self {
-                Self::NoRoute | Self::Model(_) => "NotFoundError",
+                Self::NoRoute | Self::Model { .. } => "NotFoundError",
                 Self::Key => "AuthenticationError",
                 _ => "BadRequestError",
             },
@@ -329,7 +343,7 @@ impl Problem {
     fn param(&self) -> Option<&'static str> {
         match self {
             Self::Request(error) => error.param(),
-            Self::Model(_) => Some("model"),
+            Self::Model { .. } | Self::NoModel { .. } => Some("model"),
             Self::Session(_) => Some("x-fak-session"),
             _ => None,
         }

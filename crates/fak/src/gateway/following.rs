@@ -204,7 +204,7 @@ mod tests {
 
     /// Its message has two lines.
     fn boom() -> Problem {
-        Problem::Model("line\nbreak".to_owned())
+        Problem::Model { model: "line\nbreak".to_owned(), known: String::new() }
     }
 
     fn see(following: &mut Following, kind: &str, more: Value) {

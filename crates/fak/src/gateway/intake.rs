@@ -32,13 +32,23 @@ const ENCODING_CHARS_MAX: usize = 64;
 /// The route of a request: an inference route of vLLM's, byte for byte, or the name of a model,
 /// which fak answers itself.
 pub(super) fn route(method: &Method, path: &str) -> Result<Data, Problem> {
-    let of_one = models::is_of_one(path).then_some(Data::Models);
-    let route = of_one.or(Data::from_path(path)).filter(|_| path.starts_with("/v1/"));
-    let route = route.ok_or(Problem::NoRoute)?;
-    if route.method() != *method {
-        return Err(Problem::Method(if route.method() == Method::GET { "GET" } else { "POST" }));
+    let route = serves(path).ok_or(Problem::NoRoute)?;
+    let is_taken = match route.method() {
+        Method::GET => [Method::GET, Method::HEAD].contains(method),
+        taken => taken == *method,
+    };
+    match (is_taken, route.method()) {
+        (true, _) => Ok(route),
+        (false, Method::GET) => Err(Problem::Method("GET")),
+        (false, _) => Err(Problem::Method("POST")),
     }
-    Ok(route)
+}
+
+/// The route that `path` is. Health and metrics of one engine are none: fak has its own.
+pub(super) fn serves(path: &str) -> Option<Data> {
+    let of_one = models::is_of_one(path).then_some(Data::Models);
+    let route = of_one.or(Data::from_path(path))?;
+    (!matches!(route, Data::Health | Data::Metrics)).then_some(route)
 }
 
 fn api(route: Data) -> Option<Api> {
@@ -71,7 +81,7 @@ impl Shared {
         })?;
         let since = Instant::now();
         let mut job = self.job(route, whole, since)?;
-        job.turn = self.turn(&parts.headers, job.fields.as_ref())?;
+        job.turn = self.turn(&parts.headers, job.fields.as_ref(), caller.as_ref())?;
         self.stamp(route, &mut job, caller)?;
         let mut headers = self.config.passing.to_engine(&parts.headers, request_id);
         if self.config.stamp.isolation() == Isolation::On {
@@ -87,7 +97,8 @@ impl Shared {
 
     /// Takes the body apart where fak reads it.
     fn job(&self, route: Data, whole: Whole, since: Instant) -> Result<Draft, Problem> {
-        let is_json = !matches!(route, Data::AudioTranscriptions | Data::AudioTranslations);
+        let is_form = matches!(route, Data::AudioTranscriptions | Data::AudioTranslations);
+        let is_json = !is_form && route.method() == Method::POST;
         // Other routes have bodies of their own; of all that are JSON the model is read.
         let mut fields = is_json
             .then(|| Request::parse(api(route).unwrap_or(Api::Chat), &whole.bytes))
@@ -100,30 +111,53 @@ impl Shared {
             Some(fields) => fields.model()?,
             None => None,
         };
-        if let Some(model) = &model
-            && !models::may_exist(&self.fleet.snapshot(), &self.config.models, model)
-        {
-            return Err(Problem::Model(model.clone()));
-        }
+        self.check_model(route, model.as_deref())?;
         Ok(Draft { route, whole, fields, model, turn: None, rank: None, since, is_changed })
     }
 
+    /// Refuses a name that nobody serves, and no name where it is not clear which model is meant.
+    fn check_model(&self, route: Data, model: Option<&str>) -> Result<(), Problem> {
+        let (fleet, configured) = (self.fleet.snapshot(), &self.config.models);
+        match model {
+            Some(model) if !models::may_exist(&fleet, configured, model) => {
+                Err(models::unknown(&fleet, configured, model))
+            }
+            None if route.method() == Method::POST && models::has_several(&fleet) => {
+                Err(Problem::NoModel { known: models::names(&fleet, configured) })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The session's turn, where the request names a session; refused where that is at rest.
-    fn turn(&self, headers: &HeaderMap, fields: Option<&Request>) -> Result<Option<Turn>, Problem> {
+    fn turn(
+        &self,
+        headers: &HeaderMap,
+        fields: Option<&Request>,
+        caller: Option<&Caller>,
+    ) -> Result<Option<(Turn, String)>, Problem> {
         let Some(sessions) = &self.sessions else { return Ok(None) };
-        let turn = if let Some(named) = headers.get(headers::SESSION) {
-            sessions.resolve(sessions::named(named.as_bytes())?)?
+        let resolve = |name: &str| match caller {
+            None => sessions.resolve(name),
+            Some(caller) => sessions.resolve(&sessions::of_tenant(&caller.tenant, name)),
+        };
+        let (turn, name) = if let Some(named) = headers.get(headers::SESSION) {
+            let name = sessions::named(named.as_bytes())?;
+            (resolve(name)?, name.to_owned())
         } else {
             let key = fields.map(Request::prompt_cache_key).transpose()?.flatten();
-            let key = key.or_else(|| agents_session(headers, fields));
             // OpenAI's field takes names that a session's cannot have; such a request is in none.
-            let Some(Ok(turn)) = key.map(|key| sessions.resolve(&key)) else { return Ok(None) };
-            turn
+            let name = key.or_else(|| agents_session(headers, fields));
+            let Some(name) = name.filter(|name| sessions::named(name.as_bytes()).is_ok()) else {
+                return Ok(None);
+            };
+            let Ok(turn) = resolve(&name) else { return Ok(None) };
+            (turn, name)
         };
         match turn.dormancy() {
-            None => Ok(Some(turn)),
+            None => Ok(Some((turn, name))),
             Some(dormancy) => Err(Problem::Dormant {
-                id: turn.id().to_string(),
+                id: name,
                 action: dormancy.action.as_str(),
                 witness: dormancy.witness,
             }),
@@ -132,7 +166,7 @@ impl Shared {
 
     /// Writes salt and priority, where tenants are kept apart or a session is isolated.
     fn stamp(&self, route: Data, draft: &mut Draft, caller: Option<Caller>) -> Result<(), Problem> {
-        let own_salt = draft.turn.as_ref().and_then(Turn::salt);
+        let own_salt = draft.turn.as_ref().and_then(|(turn, _)| turn.salt());
         let is_isolating = self.config.stamp.isolation() == Isolation::On;
         if !is_isolating && own_salt.is_none() {
             return Ok(());
@@ -140,7 +174,8 @@ impl Shared {
         // Routes that compute no prefix have no salt; those whose body vLLM takes no salt in cannot
         // be kept apart.
         let Some(fields) = draft.fields.as_mut().filter(|_| may_take_salt(route)) else {
-            let has_prefix = matches!(route, Data::Messages);
+            let has_prefix =
+                matches!(route, Data::Messages | Data::Generate | Data::ChatCompletionsBatch);
             return if has_prefix { Err(Problem::Isolation) } else { Ok(()) };
         };
         if is_isolating {
@@ -168,6 +203,7 @@ impl Shared {
     fn finish(&self, draft: Draft, mut headers: HeaderMap) -> Result<Job, Problem> {
         let Draft { route, whole, fields, model, turn, rank, since, mut is_changed } = draft;
         let mut fields = fields;
+        let (turn, session) = turn.unzip();
         let is_read = api(route).is_some();
         let is_stream = match &fields {
             Some(fields) => fields.stream()?,
@@ -210,6 +246,7 @@ impl Shared {
             chunks,
             rank,
             turn,
+            session,
             since,
             _whole: whole,
         })
@@ -265,7 +302,7 @@ struct Draft {
     whole: Whole,
     fields: Option<Request>,
     model: Option<String>,
-    turn: Option<Turn>,
+    turn: Option<(Turn, String)>,
     rank: Option<u32>,
     since: Instant,
     is_changed: bool,
@@ -322,6 +359,10 @@ mod tests {
         assert_eq!(at(Method::POST, "/v1/chat/completions"), Ok(Data::ChatCompletions));
         assert_eq!(at(Method::GET, "/v1/models"), Ok(Data::Models));
         assert_eq!(at(Method::GET, "/v1/models/org%2Fm"), Ok(Data::Models));
+        assert_eq!(at(Method::HEAD, "/v1/models"), Ok(Data::Models));
+        assert_eq!(at(Method::GET, "/version"), Ok(Data::Version));
+        assert_eq!(at(Method::POST, "/inference/v1/generate"), Ok(Data::Generate));
+        assert_eq!(at(Method::HEAD, "/v1/completions"), Err(Problem::Method("POST")));
         assert_eq!(at(Method::POST, "/v1/models/m"), Err(Problem::Method("GET")));
         assert_eq!(at(Method::GET, "/v1/chat/completions"), Err(Problem::Method("POST")));
         for path in [
@@ -336,7 +377,6 @@ mod tests {
             "/%73leep",
             "/SLEEP",
             "/metrics",
-            "/tokenize",
             "/health",
             "/v1/chat/completions/",
             "/v1/models/",

@@ -53,6 +53,11 @@ pub(super) enum Failure {
 impl Outcome {
     const WORDS: [&'static str; 5] = ["ok", "refused", "unavailable", "failed", "cancelled"];
 
+    /// The word.
+    pub(super) fn as_str(self) -> &'static str {
+        Self::WORDS[self.index()]
+    }
+
     fn index(self) -> usize {
         match self {
             Self::Ok => 0,

@@ -1,12 +1,14 @@
 //! `GET /v1/models` and `GET /v1/models/ID`: every configured model, whether or not anybody serves
 //! it now.
 //!
-//! Invariant: a model that is asleep or cannot be reached is listed, with its state; what no worker
-//! and no configuration names is unknown; and a length that is listed fits every worker of the
-//! model.
+//! Invariant: a model that is asleep or cannot be reached is listed, with its state; workers come
+//! in the order of the settings and each one's models in its own, so that an engine's base stands
+//! before its adapters; what no worker and no configuration names is unknown; and a length that is
+//! listed fits every worker of the model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use fak_kernel::Phase;
@@ -18,10 +20,12 @@ use serde_json::{Value, json};
 use super::body::Body;
 use super::error::Problem;
 use crate::engine::{Data, Model};
-use crate::fleet::{Snapshot, State};
+use crate::fleet::{Snapshot, State, View};
 
 /// Characters of a model's name that are shown where it is unknown.
 const ID_CHARS_MAX: usize = 256;
+/// Names that are told where the one that was asked for is unknown, or none was.
+const NAMES_MAX: usize = 20;
 
 /// What a client can expect of a model. The best of its workers counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,56 +59,80 @@ impl Status {
 
 /// A model, as its workers tell of it together.
 struct Card {
+    /// What its workers tell alike; its length is the smallest of theirs, since a request may go to
+    /// any of them.
+    model: Model,
     status: Status,
-    /// The smallest of those that its workers tell: a request may go to any of them.
-    tokens_max: Option<u32>,
-    /// The model that an adapter sits on; none where its workers differ.
-    parent: Option<String>,
 }
 
 impl Card {
-    fn of(status: Status, model: &Model) -> Self {
-        let parent = model.parent.as_deref().map(str::to_owned);
-        Self { status, tokens_max: model.tokens_max, parent }
+    fn and(&mut self, status: Status, other: &Model) {
+        self.status = self.status.max(status);
+        let model = &mut self.model;
+        model.tokens_max = model.tokens_max.into_iter().chain(other.tokens_max).min();
+        model.parent = model.parent.take().filter(|parent| Some(parent) == other.parent.as_ref());
+        model.root = model.root.take().filter(|root| Some(root) == other.root.as_ref());
     }
 
-    fn and(&mut self, other: Self) {
-        self.status = self.status.max(other.status);
-        self.tokens_max = self.tokens_max.into_iter().chain(other.tokens_max).min();
-        self.parent = self.parent.take().filter(|parent| Some(parent) == other.parent.as_ref());
-    }
-
-    fn to_json(&self, id: &str) -> Value {
+    /// As vLLM writes a card, `created` too: it is the time of the answer (0.32.0, source).
+    fn to_json(&self, now: u64) -> Value {
+        let model = &self.model;
         json!({
-            "id": id,
+            "id": &*model.id,
             "object": "model",
-            "created": 0,
-            "owned_by": "fak",
-            "parent": self.parent,
-            "max_model_len": self.tokens_max,
+            "created": now,
+            "owned_by": "vllm",
+            "root": model.root.as_deref(),
+            "parent": model.parent.as_deref(),
+            "max_model_len": model.tokens_max,
+            "permission": [],
             "status": self.status.as_str(),
         })
     }
 }
 
-/// Every model by its name.
-fn cards(snapshot: &Snapshot, configured: &[String]) -> BTreeMap<String, Card> {
-    let mut cards = BTreeMap::<String, Card>::new();
+/// Every model once.
+fn cards(snapshot: &Snapshot, configured: &[String]) -> Vec<Card> {
+    let mut cards = Vec::<Card>::new();
+    let mut places = HashMap::new();
     for view in &snapshot.workers {
         let status = Status::of(&view.state);
         for model in view.state.models.iter() {
-            let card = Card::of(status, model);
-            match cards.get_mut(&*model.id) {
-                Some(known) => known.and(card),
-                None => drop(cards.insert(model.id.to_string(), card)),
+            match places.get(&model.id) {
+                Some(place) => Card::and(&mut cards[*place], status, model),
+                None => {
+                    places.insert(model.id.clone(), cards.len());
+                    cards.push(Card { model: model.clone(), status });
+                }
             }
         }
     }
-    for model in configured {
-        let nobody = || Card { status: Status::Failed, tokens_max: None, parent: None };
-        cards.entry(model.clone()).or_insert_with(nobody);
-    }
+    let unserved = configured.iter().filter(|name| !places.contains_key(name.as_str()));
+    let nobody = |name: &String| Card { model: Model::base(name), status: Status::Failed };
+    cards.extend(unserved.map(nobody));
     cards
+}
+
+/// Some of the names, for who named none or a wrong one.
+pub(super) fn names(snapshot: &Snapshot, configured: &[String]) -> String {
+    let cards = cards(snapshot, configured);
+    let shown: Vec<_> = cards.iter().take(NAMES_MAX).map(|card| &*card.model.id).collect();
+    let more = cards.len().saturating_sub(NAMES_MAX);
+    match (shown.is_empty(), more) {
+        (true, _) => "none yet".to_owned(),
+        (false, 0) => shown.join(", "),
+        (false, more) => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// Whether workers serve more than one base model, so that a request has to name one.
+pub(super) fn has_several(snapshot: &Snapshot) -> bool {
+    let base = |view: &View| {
+        let name = view.state.models.base()?.clone();
+        let root = view.state.models.iter().find(|model| model.id == name)?.root.clone();
+        Some(root.unwrap_or(name))
+    };
+    snapshot.workers.iter().filter_map(base).collect::<BTreeSet<_>>().len() > 1
 }
 
 /// The answer to `path`, which is of this route.
@@ -114,19 +142,26 @@ pub(super) fn answer(
     path: &str,
 ) -> Result<Response<Body>, Problem> {
     let cards = cards(snapshot, configured);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let body = match named(path) {
         None => {
-            let data: Vec<_> = cards.iter().map(|(id, card)| card.to_json(id)).collect();
+            let data: Vec<_> = cards.iter().map(|card| card.to_json(now)).collect();
             json!({ "object": "list", "data": data })
         }
-        Some(id) => match cards.get(&id) {
-            Some(card) => card.to_json(&id),
-            None => return Err(Problem::Model(id.chars().take(ID_CHARS_MAX).collect())),
+        Some(id) => match cards.iter().find(|card| *card.model.id == *id) {
+            Some(card) => card.to_json(now),
+            None => return Err(unknown(snapshot, configured, &id)),
         },
     };
     let mut response = Response::new(Body::full(Bytes::from(body.to_string())));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(response)
+}
+
+/// That nobody serves a model of this name.
+pub(super) fn unknown(snapshot: &Snapshot, configured: &[String], model: &str) -> Problem {
+    let model = model.chars().take(ID_CHARS_MAX).collect();
+    Problem::Model { model, known: names(snapshot, configured) }
 }
 
 /// Whether `path` asks for one model. Its name may hold slashes, escaped or not: clients differ.

@@ -39,7 +39,8 @@ impl Shared {
             let Matched { tokens, source } = matched.clone();
             Ok(CachePrompt { tokens, source, lora, salt: salt.clone() })
         });
-        let asker = Asker { pinned, is_alone: worker.door.is_quiet(self.config.quiet_for) };
+        let is_quiet = worker.door.is_quiet(self.config.quiet_for);
+        let asker = Asker { pinned, is_alone: is_quiet && !state.shows_others() };
         let claim = match &prompt {
             // Its answers are not read, so that no claim could be audited.
             Err(NoClaim::Route) => Claim::none(NoClaim::Route),
@@ -94,7 +95,7 @@ impl Shared {
         if self.is_withheld(&aboard.worker) {
             return claim.withdrawn(NoClaim::Withheld);
         }
-        let is_alone = aboard.inside.is_alone(self.config.quiet_for);
+        let is_alone = aboard.inside.is_alone(self.config.quiet_for) && !view.state.shows_others();
         let asker = Asker { pinned: aboard.pinned, is_alone };
         still(&self.index, &view.state, audit.prompt.as_ref().map_err(|why| *why), asker, claim)
     }

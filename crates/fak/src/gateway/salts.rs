@@ -35,7 +35,18 @@ pub(super) fn takes_salt(route: Data) -> bool {
 /// Whether vLLM may take a salt in the bodies of this route: of those that pool, 0.32.0 does
 /// (source), and an older one that does not ignores it. They have prefixes in the cache, too.
 pub(super) fn may_take_salt(route: Data) -> bool {
-    takes_salt(route) || matches!(route, Data::Embeddings | Data::Score | Data::Rerank)
+    takes_salt(route)
+        || matches!(
+            route,
+            Data::Embeddings
+                | Data::Score
+                | Data::ScoreAtRoot
+                | Data::Rerank
+                | Data::RerankAtRoot
+                | Data::RerankV2
+                | Data::Pooling
+                | Data::Classify
+        )
 }
 
 /// Whether a worker may hold KV of other weights than it computes with.

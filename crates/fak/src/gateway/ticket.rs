@@ -6,9 +6,10 @@
 
 use std::sync::Arc;
 
-use fak_wire::openai::Usage;
+use fak_wire::openai::{CachedTokens, Usage};
 use http::HeaderValue;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
 
 use super::audit::{Audit, Audits};
 use super::choosing::OnRank;
@@ -24,6 +25,7 @@ pub(super) struct Ticket {
     metrics: Arc<Metrics>,
     route: Option<Data>,
     request_id: HeaderValue,
+    began: Instant,
     has_ended: bool,
     /// Held while released requests run side by side.
     pub(super) released: Option<OwnedSemaphorePermit>,
@@ -69,6 +71,7 @@ impl Ticket {
             metrics: Arc::clone(metrics),
             route,
             request_id,
+            began: Instant::now(),
             has_ended: false,
             released: None,
             aboard: None,
@@ -86,6 +89,22 @@ impl Ticket {
         }
     }
 
+    /// The line of the access log.
+    fn log(&self, outcome: Outcome, usage: Option<Usage>) {
+        let worker = self.aboard.as_ref().map(|aboard| &*aboard.worker);
+        tracing::info!(
+            target: "fak::access",
+            request_id = self.request_id.to_str().unwrap_or_default(),
+            route = self.route.map_or("other", Data::path),
+            outcome = outcome.as_str(),
+            worker,
+            ms = self.began.elapsed().as_millis() as u64,
+            prompt_tokens = usage.map(|usage| usage.prompt_tokens),
+            cached_tokens = usage.and_then(cached),
+            "request"
+        );
+    }
+
     /// What goes before a stream's end marker, where it is of several weights.
     pub(super) fn comment(&mut self) -> Option<String> {
         self.aboard.as_mut()?.weights.comment()
@@ -100,6 +119,7 @@ impl Ticket {
         self.metrics.in_flight.dec();
         self.metrics.ended(self.route, outcome);
         self.released = None;
+        self.log(outcome, usage);
         let Some(mut aboard) = self.aboard.take() else { return };
         if let Some(now) = aboard.weights.settled() {
             self.metrics.mixed_weights.inc();
@@ -115,6 +135,13 @@ impl Ticket {
         if let Some((audits, audit)) = aboard.audit.take() {
             audits.take(audit, outcome, usage);
         }
+    }
+}
+
+fn cached(usage: Usage) -> Option<u64> {
+    match usage.cached_tokens {
+        CachedTokens::Known(count) => Some(count),
+        CachedTokens::NotReported => None,
     }
 }
 

@@ -352,13 +352,7 @@ impl Owner {
             Note::NewLife => {
                 // It may be set up otherwise, and the next look may not show that.
                 self.forget_life();
-                let before = self.state.last_witness;
-                self.look().await;
-                if self.state.last_witness != before {
-                    return;
-                }
-                // The process is the same, and its stream has begun anew all the same.
-                Move::Gap
+                return self.look().await;
             }
             _ => return,
         };

@@ -100,15 +100,20 @@ fn contradicts(body: &Value, field: &str, wanted: &str) -> bool {
 
 /// The kernel's reading of an observation.
 pub(crate) fn observed(seen: &Observation) -> witness::Observed {
+    let is_awake = seen.sleep_state == Seen::Value(witness::SleepState::Awake);
+    let flags = [&seen.is_paused, &seen.is_sleeping];
+    let has_no_control = is_awake && flags.into_iter().all(|flag| *flag == Seen::NotOffered);
     let unreachable = |lost: bool| lost;
     let gone = [
         unreachable(matches!(seen.is_paused, Seen::Unreachable { .. })),
         unreachable(matches!(seen.is_sleeping, Seen::Unreachable { .. })),
         unreachable(matches!(seen.sleep_state, Seen::Unreachable { .. })),
     ];
+    // Without its control routes nobody can pause an engine, or put it to sleep (0.32.0, observed).
+    let flag = |seen: &Seen<bool>| seen.value().or(has_no_control.then_some(false));
     let state = witness::State {
-        is_paused: seen.is_paused.value(),
-        is_sleeping: seen.is_sleeping.value(),
+        is_paused: flag(&seen.is_paused),
+        is_sleeping: flag(&seen.is_sleeping),
         sleep_state: seen.sleep_state.value(),
         ..witness::State::default()
     };

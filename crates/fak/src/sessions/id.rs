@@ -1,7 +1,9 @@
 //! What may name a session.
 //!
-//! Invariant: an id is compared byte by byte and never changed, so two names are two sessions; and
-//! it can be a header's value.
+//! Invariant: an id is compared byte by byte and never changed, so two names are two sessions, and
+//! one name of two tenants is two; and it can be a header's value.
+
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 /// Bytes of an id.
 pub const ID_BYTES_MAX: usize = 256;
@@ -51,9 +53,29 @@ pub fn named(id: &[u8]) -> Result<&str, BadId> {
     }
 }
 
+/// What of a tenant's name is escaped in an id: what is not visible, and what ends it there.
+const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'/').add(b'%');
+
+/// The id of the session that this tenant calls so: `TENANT/NAME`.
+#[must_use]
+pub fn of_tenant(tenant: &str, name: &str) -> String {
+    format!("{}/{name}", utf8_percent_encode(tenant, ESCAPED))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_two_tenants_have_a_session_in_common() {
+        let ids = [("a", "b/c"), ("a/b", "c"), ("a%2Fb", "c"), ("a b", "c"), ("ä", "c")];
+        let ids = ids.map(|(tenant, name)| of_tenant(tenant, name));
+        assert_eq!(ids[0], "a/b/c");
+        for (number, id) in ids.iter().enumerate() {
+            assert_eq!(named(id.as_bytes()), Ok(id.as_str()));
+            assert!(!ids[..number].contains(id), "{id}");
+        }
+    }
 
     #[test]
     fn an_id_is_short_and_can_be_seen() {

@@ -203,12 +203,16 @@ impl Database {
         }
     }
 
-    /// Connects to a server once, to say at once why it cannot be reached: a pool goes on trying.
+    /// Connects once, to say at once why that cannot be: a pool goes on trying.
     pub(super) async fn reach(&self) -> Result<(), sqlx::Error> {
-        match self.kind {
-            Kind::Sqlite => Ok(()),
-            Kind::Postgres => AnyConnection::connect_with(&self.options).await?.close().await,
+        if self.kind == Kind::Sqlite && self.path.is_none() {
+            return Ok(()); // in memory: each connection is a database of its own
         }
+        let mut connection = AnyConnection::connect_with(&self.options).await?;
+        if self.kind == Kind::Sqlite {
+            sqlx::raw_sql(SQLITE_WRITER).execute(&mut connection).await?;
+        }
+        connection.close().await
     }
 
     /// Brings the schema to the newest version, in one transaction.

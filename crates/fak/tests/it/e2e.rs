@@ -11,6 +11,7 @@
 mod crash;
 mod ledger;
 mod open_files;
+mod paths;
 mod peer;
 mod phases;
 pub(crate) mod process;

@@ -170,9 +170,10 @@ impl Request {
     /// The model's name; `None` lets the engine take its first.
     ///
     /// # Errors
-    /// If it is no string.
+    /// If it is no string. An empty one names no model, as vLLM takes it (0.32.0, observed).
     pub fn model(&self) -> Result<Option<String>> {
-        self.read("model", "a string")
+        let model: Option<String> = self.read("model", "a string")?;
+        Ok(model.filter(|model| !model.is_empty()))
     }
 
     /// Sets the model's name.
@@ -183,9 +184,13 @@ impl Request {
     /// Whether the answer is to be streamed.
     ///
     /// # Errors
-    /// If it is no boolean. vLLM takes `1` and `"true"` too; fak has to know for sure.
+    /// If it is nothing that vLLM takes for a boolean.
     pub fn stream(&self) -> Result<bool> {
-        Ok(self.read("stream", "true or false")?.unwrap_or(false))
+        const EXPECTED: &str = "true or false";
+        match self.read("stream", EXPECTED)? {
+            None => Ok(false),
+            Some(value) => lax_bool(&value).ok_or_else(|| self.wrong("stream", EXPECTED)),
+        }
     }
 
     /// Sets whether the answer is to be streamed.
@@ -341,6 +346,25 @@ impl Request {
     fn wrong(&self, field: &'static str, expected: &'static str) -> RequestError {
         let raw = self.raw(field).unwrap_or("nothing");
         RequestError::Field { field, found: shortened(raw), expected }
+    }
+}
+
+/// A boolean as pydantic reads one where it is not told to be strict (2.12, documented), and so as
+/// vLLM does.
+fn lax_bool(value: &Value) -> Option<bool> {
+    match value {
+        Value::Bool(value) => Some(*value),
+        Value::Number(number) => match number.as_f64()? {
+            0.0 => Some(false),
+            1.0 => Some(true),
+            _ => None,
+        },
+        Value::String(text) => match text.to_ascii_lowercase().as_str() {
+            "true" | "t" | "yes" | "y" | "on" | "1" => Some(true),
+            "false" | "f" | "no" | "n" | "off" | "0" => Some(false),
+            _ => None,
+        },
+        _ => None,
     }
 }
 

@@ -8,6 +8,7 @@ use super::*;
 const DATA: &[&str] = &[
     "/v1/chat/completions",
     "/v1/chat/completions/render",
+    "/v1/chat/completions/batch",
     "/v1/completions",
     "/v1/completions/render",
     "/v1/responses",
@@ -20,6 +21,15 @@ const DATA: &[&str] = &[
     "/v1/audio/translations",
     "/v1/models",
     "/tokenize",
+    "/detokenize",
+    "/inference/v1/generate",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/rerank",
+    "/v2/rerank",
+    "/load",
+    "/ping",
     "/metrics",
     "/health",
     "/version",
@@ -73,7 +83,6 @@ const HOSTILE: &[&str] = &[
     "/update_weights",
     "/abort_requests",
     "/start_profile",
-    "/inference/v1/generate",
     "sleep",
     "",
     "/",
@@ -289,5 +298,17 @@ fn the_key_stays_with_the_engine() {
     let apart = endpoints.with_metrics_url("http://exporter:9/metrics").expect("honest");
     for url in every_url(&apart) {
         assert_eq!(url.takes_key(), url.path() != "/metrics", "{url:?}");
+    }
+}
+
+/// The README writes `/a` and its `/b` for `/a/b`.
+#[test]
+fn the_readme_names_every_data_route() {
+    let readme = include_str!("../../../../../README.md");
+    let named = |path: &str| readme.contains(&format!("`{path}`"));
+    for path in DATA {
+        let below = path.rsplit_once('/').map(|(above, last)| (above, format!("/{last}")));
+        let is_below = |(above, last): (&str, String)| named(above) && named(&last);
+        assert!(named(path) || below.is_some_and(is_below), "{path}");
     }
 }

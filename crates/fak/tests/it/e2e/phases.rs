@@ -140,3 +140,21 @@ async fn a_worker_that_falls_silent_holds_up_nobody_and_is_out_after_its_probes(
     .await;
     fak.terminated().await;
 }
+
+/// Fault 68: a plain vLLM, without `VLLM_SERVER_DEV_MODE`.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_without_control_routes_serves_and_says_why_it_cannot_be_put_to_sleep() {
+    let config = SimConfig { dev_mode: false, ..SimConfig::default() };
+    let sim = Sim::start(config, Binds::default()).await.unwrap();
+    let setup = Setup::new("plain").sims([&sim]);
+    let fak = setup.start().await;
+    fak.worker_is("w0", "serving", true).await;
+    assert_eq!(fak.try_ask(&prompt(1)).await.status, 200);
+    for action in ["sleep", "reset", "pause"] {
+        let body = if action == "sleep" { json!({"level": 1}) } else { json!({}) };
+        let refused = fak.post(&format!("/fak/v1/workers/w0/{action}"), &body).await;
+        assert_eq!(refused.status, 409, "{action}: {}", refused.text);
+        assert!(refused.text.contains("VLLM_SERVER_DEV_MODE"), "{action}: {}", refused.text);
+        assert_eq!(fak.worker("w0").await["serving"], true, "{action}");
+    }
+}

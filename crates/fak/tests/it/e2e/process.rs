@@ -127,7 +127,9 @@ impl Setup {
         let address = tokio::time::timeout(PATIENT, listening).await.unwrap();
         let Ok(address) = address else { panic!("it ended:\n{}", talk.lock().unwrap()) };
         let http = Client::builder(TokioExecutor::new()).build_http();
-        Fak { child, address, talk, ended: Some(ended), http }
+        let admin = self.environment.iter().find(|(name, _)| name == "FAK_ADMIN_KEY");
+        let admin = admin.map(|(_, key)| key.clone());
+        Fak { child, address, talk, ended: Some(ended), http, admin }
     }
 
     /// `fak COMMAND` with these settings.
@@ -183,6 +185,8 @@ pub(crate) struct Fak {
     talk: Arc<Mutex<String>>,
     ended: Option<oneshot::Receiver<()>>,
     http: Client<HttpConnector, Full<Bytes>>,
+    /// What control asks for.
+    admin: Option<String>,
 }
 
 impl Drop for Fak {
@@ -287,8 +291,30 @@ impl Fak {
     ) -> Result<http::Response<Incoming>, hyper_util::client::legacy::Error> {
         let request = Request::builder().method(method);
         let request = request.uri(format!("http://{}{path}", self.address));
+        let request = match &self.admin {
+            Some(key) => request.header("x-fak-key", key),
+            None => request,
+        };
         let request = request.body(Full::new(Bytes::from(body))).unwrap();
         tokio::time::timeout(PATIENT, self.http.request(request)).await.expect("an answer")
+    }
+
+    /// A request with these headers.
+    pub(crate) async fn with(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: String,
+    ) -> Answer {
+        let request = Request::builder().method(method);
+        let request = request.uri(format!("http://{}{path}", self.address));
+        let add = |request: http::request::Builder, (name, value): &(&str, &str)| {
+            request.header(*name, *value)
+        };
+        let request = headers.iter().fold(request, add).body(Full::new(Bytes::from(body))).unwrap();
+        let answer = tokio::time::timeout(PATIENT, self.http.request(request)).await;
+        Answer::whole(answer.expect("an answer").unwrap()).await
     }
 
     /// A POST that outlives what it is asked through, and has to be answered.

@@ -31,6 +31,23 @@ fn a_named_ledger_is_not_made_where_its_folder_is_missing_and_the_path_is_told()
     assert!(!setup.folder().join("no").exists());
 }
 
+/// Fault 81: it took half a minute of a library's own messages.
+#[test]
+fn a_ledger_that_can_never_be_written_ends_the_start_at_once_and_says_why() {
+    let setup = Setup::new("a_wrong_ledger");
+    let garbage = setup.folder().join("garbage.db");
+    std::fs::write(&garbage, "no database, but more than a header's worth of text".repeat(20))
+        .unwrap();
+    let db = format!("sqlite:{}", garbage.display());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fak"));
+    command.env_clear().args(["serve", "--sim", "1", "--listen", "127.0.0.1:0", "--db", &db]);
+    let ended = command.output().unwrap();
+    let told = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{told}");
+    assert!(told.contains("name another file") && !told.contains("pool"), "{told}");
+    assert_eq!(told.lines().filter(|line| !line.contains("WARN")).count(), 1, "{told}");
+}
+
 #[test]
 fn a_server_that_does_not_answer_is_named_without_its_password() {
     // Held, and not listened at.

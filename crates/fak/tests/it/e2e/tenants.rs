@@ -10,7 +10,8 @@ const KEYS: &str = "isolation = true\n\
     [[key]]\ntenant = \"bob\"\nenv = \"BOB_KEY\"\n";
 
 fn setup(name: &str) -> Setup {
-    Setup::new(name).file(KEYS).env("ALICE_KEY", "sk-hidden-alice").env("BOB_KEY", "sk-hidden-bob")
+    let setup = Setup::new(name).file(KEYS).env("FAK_ADMIN_KEY", "sk-hidden-admin");
+    setup.env("ALICE_KEY", "sk-hidden-alice").env("BOB_KEY", "sk-hidden-bob")
 }
 
 /// Tokens that the engine took from its cache for a client with this key and salt.
@@ -77,4 +78,63 @@ fn settings_are_checked_and_printed_without_their_secrets() {
         assert_eq!((code, out.as_str()), (Some(64), ""));
         assert!(told.contains("bob") && told.contains("BOB_KEY"), "{told}");
     }
+}
+
+/// Fault 60: names are a tenant's own, in a header as in the body's `prompt_cache_key`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_of_one_tenant_is_none_of_anothers() {
+    let sim = Sim::start(SimConfig::default(), Binds::default()).await.unwrap();
+    let setup = setup("tenants_sessions").sims([&sim]);
+    let fak = setup.start().await;
+    fak.worker_is("w0", "serving", true).await;
+    let ask = async |key: &str| {
+        let headers = [("authorization", key), ("x-fak-session", "same")];
+        let body = json!({"model": "tiny", "prompt": prompt(1), "max_tokens": 1});
+        let answer = fak.with("POST", "/v1/completions", &headers, body.to_string()).await;
+        (answer.status, answer.header("x-fak-session").to_owned(), answer.text)
+    };
+    let (alice, bob) = ("Bearer sk-hidden-alice", "Bearer sk-hidden-bob");
+    for key in [alice, bob] {
+        let (status, session, text) = ask(key).await;
+        assert_eq!((status, session.as_str()), (200, "same"), "{text}");
+    }
+    let sessions = fak.get("/fak/v1/sessions").await.json();
+    let mut ids: Vec<_> =
+        sessions.as_array().unwrap().iter().map(|session| session["id"].clone()).collect();
+    ids.sort_by_key(ToString::to_string);
+    assert_eq!(ids, ["alice/same", "bob/same"]);
+    let paused = fak.post("/fak/v1/sessions/alice%2Fsame/pause", &json!({"force": true})).await;
+    assert_eq!(paused.status, 200, "{}", paused.text);
+    let (status, _, text) = ask(alice).await;
+    assert_eq!(status, 409);
+    assert!(text.contains("session same is dormant") && !text.contains("alice"), "{text}");
+    let (status, _, text) = ask(bob).await;
+    assert_eq!(status, 503, "its worker is paused, and its session is not dormant: {text}");
+}
+
+/// Fault 62.
+#[tokio::test(flavor = "multi_thread")]
+async fn control_is_for_no_client_and_for_nobody_behind_a_proxy() {
+    let sim = Sim::start(SimConfig::default(), Binds::default()).await.unwrap();
+    let unguarded = Setup::new("unguarded").file(KEYS).env("ALICE_KEY", "a").env("BOB_KEY", "b");
+    let ended = unguarded.sims([&sim]).command(&["serve"]).output().unwrap();
+    let told = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(64), "{told}");
+    assert!(told.contains("there is a [[key]], so FAK_ADMIN_KEY has to be set"), "{told}");
+    let setup = Setup::new("behind").sims([&sim]);
+    let fak = setup.start().await;
+    let host = fak.address.to_string();
+    for header in [
+        ("x-forwarded-for", "203.0.113.9"),
+        ("forwarded", "for=203.0.113.9"),
+        ("via", "1.1 proxy"),
+        ("sec-fetch-site", "cross-site"),
+        ("host", "evil.example"),
+        ("origin", "http://evil.example"),
+    ] {
+        let headers = [("host", host.as_str()), header];
+        let answer = fak.with("GET", "/fak/v1/workers", &headers, String::new()).await;
+        assert_eq!(answer.status, 403, "{header:?}: {}", answer.text);
+    }
+    assert_eq!(fak.get("/fak/v1/workers").await.status, 200);
 }

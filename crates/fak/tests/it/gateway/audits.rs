@@ -432,11 +432,12 @@ async fn nothing_is_told_of_a_prompt_whose_worker_began_another_life_before_the_
     }
 }
 
-/// An engine announces what a request stores before it answers it. Of a rank that holds something
-/// the prompt is matched, of an empty one it need not be.
+/// An engine announces what a request stores before it answers it, and nothing tells that from what
+/// a client stores that does not come through fak. Of a rank that holds something the prompt is
+/// matched, of an empty one it need not be.
 #[tokio::test]
-async fn a_prompt_is_as_cold_as_it_was_whatever_its_own_request_stored() {
-    for (is_alone, is_matched) in [(true, true), (true, false), (false, true), (false, false)] {
+async fn what_is_stored_before_the_head_takes_cold_back_and_is_no_loss() {
+    for (is_stored, is_matched) in [(true, true), (true, false), (false, true), (false, false)] {
         let (_peer, rig, rank, mut arrived) = waiting().await;
         if is_matched {
             store(&rig, rank, &tokens(1000));
@@ -444,16 +445,31 @@ async fn a_prompt_is_as_cold_as_it_was_whatever_its_own_request_stored() {
         let prompted = tokens(0);
         let (told, ()) = tokio::join!(claimed(&rig, &prompted), async {
             let steps = arrived.recv().await.unwrap();
-            let door = rig.fleet.snapshot().workers[0].worker.door.clone();
-            let other = (!is_alone).then(|| door.enter().unwrap());
-            store(&rig, rank, &prompted);
+            if is_stored {
+                store(&rig, rank, &prompted);
+            }
             steps.send(answer(Some(0))).await.unwrap();
-            rig.counted("fak_requests_total{outcome=\"ok\",route=\"/v1/completions\"}", 1).await;
-            drop(other);
         });
-        let kv = if is_alone { "cold" } else { "unknown" };
-        assert_eq!(told, said(kv, "0"), "{is_alone} {is_matched}");
-        assert_eq!(rig.count("fak_claims_none_total{reason=\"lost\"}"), 0);
+        let kv = if is_stored { "unknown" } else { "cold" };
+        assert_eq!(told, said(kv, "0"), "{is_stored} {is_matched}");
+        let none =
+            |reason: &str| rig.count(&format!("fak_claims_none_total{{reason=\"{reason}\"}}"));
+        assert_eq!((none("lost"), none("not_alone")), (0, u64::from(is_stored)));
+    }
+}
+
+/// An engine that has not noticed that its client left, or that others ask, too.
+#[tokio::test]
+async fn cold_is_not_said_of_an_engine_that_shows_more_requests_than_fak_has_there() {
+    for requests in [0, 1] {
+        let (_peer, rig, _, mut arrived) = waiting().await;
+        let counted = fak::fleet::Counted { requests, own: 0, at: tokio::time::Instant::now() };
+        rig.state(0, |state| state.counted = Some(counted));
+        let prompted = tokens(0);
+        let (told, ()) = tokio::join!(claimed(&rig, &prompted), async {
+            arrived.recv().await.unwrap().send(answer(Some(0))).await.unwrap();
+        });
+        assert_eq!(told, said(if requests > 0 { "unknown" } else { "cold" }, "0"));
     }
 }
 

@@ -143,7 +143,6 @@ async fn no_path_but_an_inference_route_leads_to_an_engine() {
         "/v1//chat/completions",
         "/v1/chat/completions/",
         "/V1/chat/completions",
-        "/tokenize",
         "/metrics",
         "/server_info",
         "/v1/load_lora_adapter",
@@ -185,7 +184,8 @@ async fn what_cannot_be_read_is_refused_with_its_field() {
         ("not json", Value::Null),
         ("{\"model\":\"m\",\"model\":\"other\"}", Value::Null),
         ("{\"model\":7}", json!("model")),
-        ("{\"model\":\"m\",\"stream\":1}", json!("stream")),
+        ("{\"model\":\"m\",\"stream\":2}", json!("stream")),
+        ("{\"model\":\"m\",\"stream\":\"maybe\"}", json!("stream")),
         ("{\"model\":\"m\",\"cache_salt\":\"\"}", json!("cache_salt")),
         ("{\"model\":\"m\",\"n\":0}", json!("n")),
     ] {

@@ -121,6 +121,8 @@ async fn a_model_has_the_smallest_length_of_its_workers_and_is_told_by_its_name(
         let cards = list["data"].as_array().unwrap();
         cards.iter().find(|card| card["id"] == id).unwrap().clone()
     };
+    let listed: Vec<_> = list["data"].as_array().unwrap().iter().map(|card| &card["id"]).collect();
+    assert_eq!(listed, ["org/m", "of w0", "ad", "of w1", "of w2"], "in the engines' order");
     assert_eq!(card("org/m")["max_model_len"], 4096);
     assert_eq!(card("of w0")["max_model_len"], 8192);
     assert_eq!(card("of w2")["max_model_len"], Value::Null);
@@ -134,5 +136,30 @@ async fn a_model_has_the_smallest_length_of_its_workers_and_is_told_by_its_name(
         (unknown.status, unknown.code().as_str()),
         (StatusCode::NOT_FOUND, "model_not_found")
     );
+    let message = unknown.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert_eq!(message, "the model `org` does not exist; there is: org/m, of w0, ad, of w1, of w2");
     assert_eq!(rig.post("/v1/models/org", "").await.status, StatusCode::METHOD_NOT_ALLOWED);
+}
+
+/// One engine has one base, whatever adapters it serves; of several nobody can tell which is meant.
+#[tokio::test]
+async fn a_request_that_names_no_model_goes_to_the_only_one_and_to_none_of_several() {
+    let mut peer = Peer::start(|_| Reply::Send(peer::json("200 OK", "{}"))).await;
+    let rig = Rig::over(&[peer.url(), peer.url()]).await;
+    let unnamed = r#"{"messages":[]}"#;
+    let rooted = |id: &str| Model { root: Some("/models/m".into()), ..Model::base(id) };
+    let with_adapter = || [rooted("m"), Model::adapter("ad", "m")].into_iter().collect();
+    rig.state(0, |state| state.models = with_adapter());
+    rig.state(1, |state| state.models = [rooted("second-name")].into_iter().collect());
+    assert_eq!(rig.post(CHAT, unnamed).await.status, StatusCode::OK);
+    rig.state(1, |state| state.models = [Model::base("embed")].into_iter().collect());
+    for path in [CHAT, "/v1/embeddings", "/tokenize"] {
+        let answer = rig.post(path, unnamed).await;
+        let error = answer.json()["error"].take();
+        assert_eq!((answer.status.as_u16(), &error["code"]), (400, &json!("model_not_named")));
+        assert_eq!(error["message"], "name a model: this fleet serves m, ad, embed");
+        assert_eq!(error["param"], "model");
+    }
+    assert_eq!(rig.get("/version").await.status, StatusCode::OK, "it computes nothing");
+    assert_eq!(peer.requests_so_far().len(), 2);
 }
