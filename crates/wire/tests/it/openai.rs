@@ -131,10 +131,14 @@ fn wrong_fields_are_named_with_what_is_right() {
         assert_eq!(read(&completions(body)).unwrap().to_string(), expected);
     };
     check(
-        r#"{"stream":"yes"}"#,
+        r#"{"stream":"maybe"}"#,
         |request| request.stream().err(),
-        "stream: found \"yes\", expected true or false",
+        "stream: found \"maybe\", expected true or false",
     );
+    for (written, read) in [("1", true), ("\"Yes\"", true), ("0.0", false), ("\"off\"", false)] {
+        let body = format!("{{\"stream\":{written}}}");
+        assert_eq!(completions(&body).stream().unwrap(), read, "{written}");
+    }
     check(r#"{"model":7}"#, |r| r.model().err(), "model: found 7, expected a string");
     check(
         r#"{"cache_salt":""}"#,
