@@ -50,6 +50,7 @@ use tokio::time::Instant;
 pub use audit::Auditor;
 pub use body::Body;
 pub use error::{Problem, Side};
+pub use headers::EXPOSED;
 pub use keys::Key;
 pub use models::Nearest;
 pub use relay::Cutoff;

@@ -87,11 +87,11 @@ const FORWARDED: [&str; 6] =
 /// A browser can be made to ask on behalf of any page, and any name can be made to lead to
 /// loopback: so pages of other origins are refused, and names that are not loopback's own.
 fn local(headers: &HeaderMap) -> Result<(), Error> {
-    let denied = |message| Err(Error::new(StatusCode::FORBIDDEN, "forbidden_origin", message));
+    let error = |message| Error::new(StatusCode::FORBIDDEN, "forbidden_origin", message);
+    let denied = |message: &str| Err(error(message.to_owned()));
     // Then it comes from wherever that proxy listens.
     if let Some(name) = FORWARDED.iter().find(|name| headers.contains_key(**name)) {
-        let denied = format!("without an admin key, no proxy may ask for control ({name})");
-        return Err(Error::new(StatusCode::FORBIDDEN, "forbidden_origin", denied));
+        return denied(&format!("without an admin key, no proxy may ask for control ({name})"));
     }
     let is_one = |name| headers.get_all(name).iter().nth(1).is_none();
     if !is_one(HOST) || !is_one(ORIGIN) {

@@ -5,24 +5,13 @@
 
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue, Method};
+use http::{HeaderValue, Method};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+
+use crate::gateway::EXPOSED;
 
 /// How long a browser may go by one answer.
 const MAX_AGE: Duration = Duration::from_secs(3_600);
-/// What a page may read of an answer, beside what every page may.
-const EXPOSED: [HeaderName; 10] = [
-    HeaderName::from_static("x-request-id"),
-    HeaderName::from_static("retry-after"),
-    HeaderName::from_static("x-fak-worker"),
-    HeaderName::from_static("x-fak-session"),
-    HeaderName::from_static("x-fak-kv"),
-    HeaderName::from_static("x-fak-kv-reason"),
-    HeaderName::from_static("x-fak-warm-tokens"),
-    HeaderName::from_static("x-fak-weight-version"),
-    HeaderName::from_static("x-fak-weight-version-mixed"),
-    HeaderName::from_static("x-fak-attempts"),
-];
 
 /// What lets pages of `origins` in.
 pub(super) fn layer(origins: &[HeaderValue]) -> Option<CorsLayer> {

@@ -86,16 +86,15 @@ pub(super) fn checked(
     for (number, raw) in written.iter().enumerate() {
         let place = format!("key.{number}");
         let Some(key) = f.kept_at(&place, raw.check(lookup)) else { continue };
-        let is_same = |other: &&KeySpec| other.secret == key.secret;
-        if let Some(other) = keys.iter().find(is_same) {
-            let problem = format!("holds the secret of tenant {:?} too", other.tenant);
-            let (tenant, secret) = (key.tenant, key.place.to_string());
-            f.wrong_at(&place, Error::Key { tenant, place: secret, problem });
-            continue;
-        }
-        let others = [(admin, names::ADMIN_KEY), (engine, names::API_KEY)];
-        if let Some((_, name)) = others.into_iter().find(|(other, _)| *other == Some(&key.secret)) {
-            let problem = format!("holds the secret of {name} too");
+        let is_same = |other: &Secret| *other == key.secret;
+        let of_tenant = keys.iter().find(|other| is_same(&other.secret));
+        let of_fak = [(admin, names::ADMIN_KEY), (engine, names::API_KEY)];
+        let whose = of_tenant.map(|other| format!("tenant {:?}", other.tenant)).or_else(|| {
+            let same = of_fak.into_iter().find(|(other, _)| other.is_some_and(is_same));
+            same.map(|(_, name)| name.to_owned())
+        });
+        if let Some(whose) = whose {
+            let problem = format!("holds the secret of {whose} too");
             let (tenant, secret) = (key.tenant, key.place.to_string());
             f.wrong_at(&place, Error::Key { tenant, place: secret, problem });
             continue;

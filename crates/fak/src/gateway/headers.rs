@@ -1,6 +1,6 @@
 //! Headers that fak reads and writes by itself. What of the others passes, `engine::Passing` says.
 
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 
 /// The worker that answers.
 pub(super) const WORKER: HeaderName = HeaderName::from_static("x-fak-worker");
@@ -31,6 +31,20 @@ pub(super) const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffer
 pub(super) use crate::engine::RANK_HEADER as RANK;
 /// A priority that vLLM takes before the body's (since 0.28.0, source).
 pub(super) const PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");
+/// What of an answer a page of another origin may read, beside what every page may.
+pub const EXPOSED: [HeaderName; 10] = [
+    WORKER,
+    SESSION,
+    KV,
+    KV_REASON,
+    WARM_TOKENS,
+    WEIGHT_VERSION,
+    WEIGHT_VERSION_MIXED,
+    ATTEMPTS,
+    REQUEST_ID,
+    RETRY_AFTER,
+];
+
 /// The client's request id, or a new one. The one given is kept as it is.
 pub(super) fn request_id(headers: &HeaderMap) -> HeaderValue {
     headers.get(REQUEST_ID).filter(|value| !value.is_empty()).cloned().unwrap_or_else(|| {
